@@ -334,6 +334,11 @@ def test_who_brings_photographs_joins_a_run_or_its_release(own: Path, tmp_path: 
     results = [call("join", folder, "--data", tmp_path / "fresh") for folder in (own, "released")]
     (row,) = csv.DictReader(io.StringIO(results[0][1]))
     assert results[0] == results[1] and row["client"] == "dora" and row["label"] in ("cat", "dog")
+    for part in ("train", "test"):  # whose test images are to be predicted, as in a table with a split
+        shutil.copytree(tmp_path / "fresh" / "dora", tmp_path / "split" / "dora" / part)
+        (tmp_path / "split" / "dora" / part / "which.png").unlink()
+    _, out, _ = call("join", own, "--data", tmp_path / "split")
+    assert len([*csv.DictReader(io.StringIO(out))]) == 4
     write_image(tmp_path / "fresh" / "dora" / "bird" / "0.png")
     code, _, error = call("join", own, "--data", tmp_path / "fresh")
     assert code == 1 and "dora/bird/0.png: there is no class 'bird'" in error

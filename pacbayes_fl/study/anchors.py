@@ -50,7 +50,7 @@ def with_references(table: JsonMapping, folder: Path) -> JsonTable:
 
 
 def anchored(table: JsonTable, folder: Path) -> JsonTable:
-    """Make relative paths of data files absolute: in a file they count from its folder, on a command line from here.
+    """Make relative paths of data and ledgers absolute: in a file they count from its folder, else from here.
 
     Args:
         table: of a study.
@@ -66,14 +66,17 @@ def anchored(table: JsonTable, folder: Path) -> JsonTable:
     def whole(key: str, value: Any) -> Any:
         if key in ("source", "partition") and reference(value) is not None:
             return of_folder(value, folder)
-        if isinstance(value, str) and "\0" in value:
-            raise StudyError(f"[data] {key} must hold no NUL, got {shown(value)}")
+        if isinstance(value, str):
+            _refuse_nul(f"[data] {key}", value)
         if not isinstance(value, str) or value.startswith(("/", "$", "~")) or value == settings.NONE:
             return value
         is_folder = key == "root" or (key == "source" and "/" in value)  # a root may be any word
         is_path = is_folder or (key in ("source", "weather") and Path(value).suffix)
         return str((folder / value).resolve()) if is_path else value
 
+    private = table.get("privacy")
+    if isinstance(private, dict) and isinstance(private.get("ledger"), str) and private["ledger"] != settings.NONE:
+        table = table | {"privacy": private | {"ledger": _path("[privacy] ledger", private["ledger"], folder)}}
     data = table.get("data")
     if not isinstance(data, dict):
         return table
@@ -81,3 +84,13 @@ def anchored(table: JsonTable, folder: Path) -> JsonTable:
     if isinstance(data.get("options"), dict):
         data["options"] = {key: whole(key, value) for key, value in data["options"].items()}
     return table | {"data": data}
+
+
+def _path(key: str, value: str, folder: Path) -> str:
+    _refuse_nul(key, value)
+    return value if value.startswith(("/", "$", "~")) else str((folder / value).resolve())
+
+
+def _refuse_nul(key: str, value: str) -> None:
+    if "\0" in value:
+        raise StudyError(f"{key} must hold no NUL, got {shown(value)}")

@@ -5,23 +5,48 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
+from torch import Tensor
 
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.scaling import Shared
-from pacbayes_fl.errors import UNREADABLE, DataError, DeployError, StudyError
+from pacbayes_fl.data.private_moments import MomentMessage
+from pacbayes_fl.data.scaling import FEDERATED, Shared
+from pacbayes_fl.data.sent_moments import SentMoments
+from pacbayes_fl.errors import UNREADABLE, DataError, DeployError, PrivacyError, StudyError
 from pacbayes_fl.federation.arrays import DTYPES, shown
 from pacbayes_fl.federation.remote_player import roster
 from pacbayes_fl.files import JsonMapping, JsonTable
-from pacbayes_fl.study import residuals, scaling
+from pacbayes_fl.privacy.outside import Rehearsal, Releases
+from pacbayes_fl.study import residuals, scaling, sources
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.gp_model import GPModel
 
 ALONE: Final = "every node of a deployment knows its own rows alone"
+
+
+MOMENTS: Final = f"{ALONE}; deploy.share with 'moments' lets them send these"
+
+
+def shares(study: Study) -> frozenset[str]:
+    """Say what nodes tell beside updates.
+
+    Args:
+        study: its [deploy] has a list, or leaves it open: then rows are told, and moments where the study itself says
+            that columns are scaled by those of all clients; of a private run only these.
+
+    Returns:
+        Some of "rows", "loss", "metrics" and "moments".
+    """
+    if study.deploy.share != "auto":
+        return frozenset(study.deploy.share)
+    own = study.data.source not in sources.every() and "scale" in study.unsaid.get("data", {})
+    kinds = {study.data.scale if not own else "client", *study.data.column_scale.values()}
+    moments = {"moments"} if kinds & {*FEDERATED} else set[str]()
+    return frozenset(moments if study.privacy.epsilon is not None else {"rows", *moments})
 
 
 def check(study: Study) -> None:
@@ -32,8 +57,19 @@ def check(study: Study) -> None:
 
     Raises:
         StudyError: naming the option that takes sums or rows of all clients.
+        PrivacyError: when a private study would tell what its budget does not pay for.
     """
+    if study.privacy.ledger is not None:
+        what = "[privacy] ledger knows rows by their values, which stay at the nodes of a deployment"
+        raise PrivacyError(what, hint="privacy.ledger = 'none'")
     recipe, name = study.recipe, study.method.name
+    unpaid = sorted(shares(study) & {"rows", "loss", "metrics"})
+    if unpaid and study.privacy.epsilon is not None:
+        what = f"[deploy] share has {', '.join(map(repr, unpaid))}, which the budget of a private run does not pay for"
+        raise PrivacyError(what, hint="deploy.share = [], or ['moments']")
+    if study.data.scale in FEDERATED and "moments" not in shares(study):
+        what = f"[data] scale = {study.data.scale!r} takes moments of all clients' rows, and {MOMENTS}"
+        raise StudyError(what, hint="or data.scale = 'client'")
     if not recipe.federated or not recipe.rounds:
         what = f"{name} has no rounds in which clients keep their rows, so that there is nothing to deploy"
         raise StudyError(what, hint="a federated method, such as pac-pfl")
@@ -47,6 +83,12 @@ def check(study: Study) -> None:
     if learned := [column for column in study.data.categorical if column not in study.data.categories]:
         what = f"[data] categories of {learned[0]!r} would be the words of all clients' rows; {ALONE}"
         raise StudyError(what, hint=f'data.categories = {{ {learned[0]} = ["...", "..."] }} says them')
+    if study.data.target_transform is not None and study.data.transform_lambda == "learned":
+        what = f"[data] transform_lambda = 'learned' takes sums of all clients' targets; {ALONE}"
+        raise StudyError(what, hint="data.transform_lambda = 0.5, or another number from 0 to 2")
+    if study.data.client_inputs == "summaries" and (study.privacy.epsilon is None or "moments" not in shares(study)):
+        what = f"[data] client_inputs = 'summaries' are scaled by those of all clients, and {ALONE}"
+        raise StudyError(what, hint="data.client_inputs = 'none'")
     if residuals.sends(study):
         key = "[report] intervals = 'conformal'" if study.report.intervals == "conformal" else "residuals = 'mixture'"
         what = f"{key} takes a histogram of every client's residuals; {ALONE}"
@@ -67,6 +109,7 @@ class Hello:
         classes: number of classes; None of a regression.
         feature_shape: of one input that is no flat row.
         dtypes: of inputs and targets, in the method's units.
+        new: names of clients that never train, and get their models after the last round.
     """
 
     clients: Mapping[str, int]
@@ -75,26 +118,28 @@ class Hello:
     classes: int | None
     feature_shape: tuple[int, ...]
     dtypes: tuple[str, str]
+    new: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, study: Study, dataset: tables.Dataset, group: ScaledGroup) -> Hello:
+    def of(cls, study: Study, dataset: tables.Dataset, group: ScaledGroup, new: Sequence[str] = ()) -> Hello:
         """Describe the clients of a node: what leaves it beside updates.
 
         Args:
-            study: of the deployment; numbers of rows are withheld where it is private.
+            study: of the deployment; numbers of rows are withheld where it does not share them.
             dataset: of the node.
             group: its existing clients.
+            new: names of its new ones.
 
         Returns:
             Names, numbers of rows and columns.
         """
         train = group.train
-        rows = [1] * train.clients if study.privacy.epsilon is not None else [int(m) for m in train.size.tolist()]
+        rows = [int(m) for m in train.size.tolist()] if "rows" in shares(study) else [1] * train.clients
         features = tuple((column.name, column.unit) for column in dataset.features)
         dtypes = [str(leaf.dtype).removeprefix("torch.") for leaf in (train.x, train.y)]
         own = dict(zip(train.names, rows, strict=True))
         target = dataset.target.name, dataset.target.unit
-        return cls(own, features, target, dataset.classes, dataset.feature_shape, (dtypes[0], dtypes[1]))
+        return cls(own, features, target, dataset.classes, dataset.feature_shape, (dtypes[0], dtypes[1]), tuple(new))
 
     def to_json(self) -> JsonTable:
         """Give everything as JSON."""
@@ -119,9 +164,10 @@ class Hello:
             features = tuple((str(name), str(unit)) for name, unit in table["features"])
             target, classes = (str(table["target"][0]), str(table["target"][1])), table["classes"]
             shape, dtypes = tuple(map(int, table["feature_shape"])), (table["dtypes"][0], table["dtypes"][1])
+            new = tuple(map(str, table.get("new", ())))
             if not clients or min(clients.values()) < 1 or not set(dtypes) <= DTYPES.keys():
                 raise ValueError("no clients, no rows or no such dtype")
-            return cls(clients, features, target, None if classes is None else int(classes), shape, dtypes)
+            return cls(clients, features, target, None if classes is None else int(classes), shape, dtypes, new)
         except UNREADABLE as error:
             raise DeployError(f"what a node says of itself cannot be read: {shown(str(error))}") from error
 
@@ -180,14 +226,15 @@ class Roster:
         Raises:
             DataError: naming a client that two nodes claim, or that has other columns than the first.
         """
-        first, clients = nodes[0], dict[str, int]()
+        first, clients, new = nodes[0], dict[str, int](), set[str]()
         for node in nodes:
             name = next(iter(node.clients))
             if node.columns != first.columns:
                 raise DataError(f"it has other columns or dtypes than {next(iter(first.clients))!r}", client=name)
-            if twice := sorted(clients.keys() & node.clients.keys()):
+            if twice := sorted((clients.keys() | new) & {*node.clients, *node.new}):
                 raise DataError("two nodes claim this client", client=twice[0], hint="each client belongs to one node")
             clients |= node.clients
+            new |= {*node.new}
         shape = first.feature_shape or (len(first.features),)
         x = torch.zeros(1, 1, *shape, dtype=DTYPES[first.dtypes[0]], device=device)
         y = torch.zeros(1, 1, dtype=DTYPES[first.dtypes[1]], device=device)
@@ -195,17 +242,89 @@ class Roster:
         return cls(roster(dict(sorted(clients.items())), like), first.schema)
 
 
-def settle(study: Study, dataset: tables.Dataset) -> Shared:
-    """Determine how every column is scaled where nobody knows others' rows.
+class Telling(NamedTuple):
+    """What clients tell of their columns, so that these can be scaled across clients.
+
+    Args:
+        message: of a private run, bounded; None where moments are told as they are.
+        width: numbers of one client.
+    """
+
+    message: MomentMessage | None
+    width: int
+
+
+def telling(study: Study, schema: tables.Dataset) -> Telling | None:
+    """Say what clients tell of their columns.
+
+    Args:
+        study: of the deployment.
+        schema: its columns.
+
+    Returns:
+        What they tell; None where they tell nothing.
+    """
+    if "moments" not in shares(study) or schema.feature_shape:
+        return None
+    if study.privacy.epsilon is None:
+        return Telling(None, 1 + 3 * (len(schema.features) + 1))
+    message = scaling.outside(study, schema)
+    return None if message is None else Telling(message, message.coordinates)
+
+
+def told(study: Study, dataset: tables.Dataset, telling: Telling) -> Tensor:
+    """Write what the clients of a node tell of their columns.
+
+    Args:
+        study: of the deployment.
+        dataset: rows in their own units.
+        telling: what they tell.
+
+    Returns:
+        [K, width], float64.
+    """
+    train, transform = dataset.groups["existing"].train, study.data.target_transform
+    if transform is not None:
+        transform.check(train)
+        train = transform.apply(train)
+    return SentMoments.of(train).to_rows() if telling.message is None else telling.message.of_clients(train)
+
+
+def settle(
+    study: Study, dataset: tables.Dataset, came: Tensor | None = None, releases: Releases | None = None
+) -> Shared:
+    """Determine how every column is scaled, by what clients have told.
+
+    Args:
+        study: of the deployment.
+        dataset: of a node, or the columns of all of them.
+        came: what the clients of the dataset have told [K, width]; None where they tell nothing.
+        releases: of a private run, makes the one release of what was told.
+
+    Returns:
+        What all clients' scaling has in common.
+
+    Raises:
+        StudyError, PrivacyError: when columns are to be scaled by moments of all clients' rows, which are not told.
+        ShapeError: when what was told is no moments.
+    """
+    if came is None:
+        return scaling.settle(study, dataset, alone=MOMENTS)
+    if releases is not None:
+        return scaling.settle(study, dataset, releases, sent=scaling.Sent(messages=came))
+    names, columns = dataset.groups["existing"].train.names, len(dataset.features) + 1
+    sent = scaling.Sent(SentMoments.from_rows(names, came, columns, dataset.classes is not None))
+    return scaling.settle(study, dataset, sent=sent)
+
+
+def rehearsed(study: Study, dataset: tables.Dataset) -> Shared:
+    """Scale the columns of a node by its own clients alone, to look at what there is before others have told theirs.
 
     Args:
         study: of the deployment.
         dataset: of a node.
 
     Returns:
-        What all clients' scaling has in common.
-
-    Raises:
-        StudyError: when columns are to be scaled by moments of all clients' rows.
+        Scaling that nothing may be trained in.
     """
-    return scaling.settle(study, dataset, alone=ALONE)
+    return scaling.settle(study, dataset, Rehearsal())

@@ -11,6 +11,7 @@ from pacbayes_fl.data import tables
 from pacbayes_fl.errors import PacBayesFLError
 from pacbayes_fl.federation import engine, federation_state
 from pacbayes_fl.federation.federation_state import FederationState
+from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.privacy.outside import Rehearsal
 from pacbayes_fl.study import held_rows, privacy, scaling
 from pacbayes_fl.study.data import load
@@ -20,12 +21,15 @@ from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.search import held_out
 
 
-def check(study: Study, dataset: tables.Dataset) -> None:
+def check(study: Study, dataset: tables.Dataset) -> PrivateAggregator | None:
     """Go through everything that a fresh run does before its first round; nothing is trained or written.
 
     Args:
         study: what would be run, in a folder of its own.
         dataset: its data.
+
+    Returns:
+        How its rounds would be made private, whose ledger is gone; None where they are not.
 
     Raises:
         PacBayesFLError: as the run would, such as when the method does not fit the data, an option the model, or a
@@ -48,6 +52,7 @@ def check(study: Study, dataset: tables.Dataset) -> None:
         ended = FederationState(state.server, state.clients, study.plan.rounds)
         for _ in engine.rounds(method, clients, study.plan, ended, aggregator):
             pass  # there is no round left: it only looks at what it was given
+        return aggregator
 
 
 def check_all(studies: Mapping[str, Study]) -> None:

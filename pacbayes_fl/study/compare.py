@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from pacbayes_fl import files, plots, settings
-from pacbayes_fl.errors import PacBayesFLError, StudyError
+from pacbayes_fl import files, pages, plots, settings
+from pacbayes_fl.errors import PacBayesFLError, StudyError, one_line
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.names import to_cell
@@ -114,7 +114,7 @@ def compare(
                 result if vary is None else _named(result, name, _value_text(study, vary), _value(study, vary))
             )
     if out is not None:
-        write(out, finished)
+        write(out, finished, studies[0].report.page)
     return finished
 
 
@@ -228,12 +228,16 @@ def _named(result: Result, name: str, key: str, value: object) -> Result:
     return replace(result, method=name, labels={**result.labels, "varied": about})
 
 
-def write(out: Path | str, results: Sequence[Result]) -> None:
-    """Write a comparison's table, `compare.csv` and `compare.json`, and its box plots where matplotlib is installed.
+def write(out: Path | str, results: Sequence[Result], page: bool = True) -> None:
+    """Write a comparison's table, `compare.csv` and `compare.json`, its page, and its figures if there is matplotlib.
 
     Args:
         out: folder of the comparison.
         results: results of one study.
+        page: whether people get a page, `report.html`.
+
+    Warns:
+        UserWarning: when the page or figures could not be written: the table is there.
     """
     out = Path(out)
     cells = _cells(results)
@@ -246,6 +250,12 @@ def write(out: Path | str, results: Sequence[Result]) -> None:
         writer.writerow([to_cell(value) if isinstance(value, str) else value for value in row.values()])
     table_json = (json.dumps(summary(results, out), indent=1) + "\n").encode()
     put(out, {"compare.csv": buffer.getvalue().encode(), FILE: table_json}, last=True)
+    if page:
+        try:
+            pages.write_comparison(out, results)
+        except Exception as error:  # whatever it is: the runs and their table are there
+            what = one_line(f"{type(error).__name__}: {error}")
+            warnings.warn(f"no report.html: {what} (`pacbayes-fl report {out}` writes it)", stacklevel=2)
     try:
         plots.save_joint(results, out / "figures")
     except PacBayesFLError as error:

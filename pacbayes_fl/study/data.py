@@ -21,6 +21,7 @@ from pacbayes_fl import settings
 from pacbayes_fl.data import archives, scaling, split, tables, user_tables
 from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.client_blocks import by_block
 from pacbayes_fl.data.layout import Layout, span
 from pacbayes_fl.data.scaling import Scaling, Shared
 from pacbayes_fl.data.summaries import summary_inputs, with_inputs
@@ -145,7 +146,7 @@ def _read_file(part: DataPart) -> tables.Dataset:
         raise StudyError(f"[data] options are for generators, not for the file {path.name}")
     task: user_tables.Task = "classification" if part.task == "classification" else "regression"
     last = None if part.test.last is None else span(part.test.last)
-    dataset = tables.read(path, part.layout, part.test.share, task, last)
+    dataset = tables.read(path, part, part.test.share, task, last)
     if part.task == "auto" and dataset.classes is None and path.suffix in user_tables.TABLES:
         _warn_of_labels(dataset)
     if said := order_of_file(path.name, dataset.provenance.get("test_rows")):
@@ -215,7 +216,7 @@ def scale(
             units = scaling.with_targets(units, raw[0])
         if shared.summaries is not None:
             inputs = summary_inputs(learned[0], shared.summaries)
-        scaled = [_brought(batch, used, inputs).to(dtype=dtype) for batch in learned]
+        scaled = [by_block(batch, partial(_scaled_rows, used, inputs, dtype)) for batch in learned]
     own = tables.Group(raw[0], raw[1], raw[2] if raw[2:] else None, group.times)
     validation = scaled[2] if scaled[2:] else None
     return ScaledGroup(scaled[0], scaled[1], own, units, used, shared, validation, inputs)
@@ -242,6 +243,13 @@ def check_targets(batch: ClientBatch, shared: Shared) -> None:
         y = batch.y[k][batch.mask[k]]
         what = f"has targets from {float(y.min()):g} to {float(y.max()):g}, beyond the bounds [{low:g}, {high:g}]"
         raise DataError(what, client=batch.names[k], hint="data.lower_bound and data.upper_bound are those of all rows")
+
+
+def _scaled_rows(
+    used: Scaling, inputs: Tensor, dtype: torch.dtype | None, batch: ClientBatch, own: slice
+) -> ClientBatch:
+    """Scale rows of some clients of a group."""
+    return _brought(batch, Scaling(*(leaf[own] for leaf in used)), inputs[own]).to(dtype=dtype)
 
 
 def _brought(batch: ClientBatch, used: Scaling, inputs: Tensor) -> ClientBatch:

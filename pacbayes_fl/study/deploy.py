@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from pacbayes_fl.errors import DeployError, StudyError
-from pacbayes_fl.federation.flower import processes
+from pacbayes_fl.federation.flower import commands, processes
+from pacbayes_fl.federation.flower.app import write_app
+from pacbayes_fl.federation.flower.keys import write_keys
+from pacbayes_fl.federation.flower.member import Member, Server
 from pacbayes_fl.federation.flower.post import FlowerMail
-from pacbayes_fl.federation.flower.processes import Flower, Processes
+from pacbayes_fl.federation.flower.processes import HOST, Processes
+from pacbayes_fl.federation.flower.reach import check_server
+from pacbayes_fl.federation.flower.scratch import scratch
 from pacbayes_fl.federation.node import InMemory
 from pacbayes_fl.federation.sockets import Line, Listener
 from pacbayes_fl.files import make_folder
@@ -29,6 +31,7 @@ from pacbayes_fl.study.node_folder import NodeFolder
 from pacbayes_fl.study.served import PATIENT, Waits, serve
 
 PORT: Final = 9190
+_LOOK: Final = 1.0  # seconds between looks at the SuperNode of a worker
 _STARTS: Final = 180.0  # seconds for a worker or a SuperNode to come up, on a machine that does much else
 
 
@@ -62,41 +65,37 @@ def deploy(
     processes.check_installed()
     processes.check_ports(range(port, port + nodes + 1))
     apart.check(study)
-    names = load(study).groups["existing"].train.names
+    groups = load(study).groups
+    names = groups["existing"].train.names
     if not 1 <= nodes <= len(names):
         raise StudyError(f"--nodes must be in 1..{len(names)}, the number of clients, got {nodes}")
-    dealt = [names[k::nodes] for k in range(nodes)]
-    own = out.with_name(f"{out.name}-nodes")
-    work = Path(tempfile.mkdtemp(prefix="pacbayes-fl-"))
-    try:
-        file = work / "study.toml"
-        file.write_text(study.to_toml(), encoding="utf-8")
-        processes.write_keys(work / "keys", nodes)
+    dealt = [[name for group in groups.values() for name in group.train.names[k::nodes]] for k in range(nodes)]
+    own, address = out.with_name(f"{out.name}-nodes"), f"{HOST}:{port}"
+    with scratch() as work:
+        keys, home, file = work / "keys", work / "flwr", work / "app" / "study.toml"
+        write_app(work / "app", study.to_toml())
+        write_keys(keys, [f"node_{k}" for k in range(nodes)], days=30)
+        commands.write_home(home, address, keys / "ca.pem")
         with (
-            Processes(own / "logs", {"FLWR_HOME": str(work / "flwr")}) as running,
+            Processes(own / "logs", {**commands.ENVIRONMENT, "FLWR_HOME": str(home)}) as running,
             Listener(work / "server") as listener,
         ):
-            commands = [_command(file, own / str(k), clients) for k, clients in enumerate(dealt)]
-            for k, command in enumerate(commands):
+            work_commands = [_command(file, own / str(k), clients) for k, clients in enumerate(dealt)]
+            for k, command in enumerate(work_commands):
                 worker = [sys.executable, "-m", "pacbayes_fl", *command, "--socket", str(work / f"worker_{k}")]
                 running.start(f"worker_{k}", worker)
-            flower = Flower(running, work, port)
-            flower.start_link()
-            _wait(running, lambda: all((work / f"worker_{k}").exists() for k in range(nodes)), "the workers")
-            owners = {
-                flower.add_node(k, {"worker": str(work / f"worker_{k}"), "command": shlex.join(command)}): dealt[k]
-                for k, command in enumerate(commands)
-            }
-            flower.start_app(listener.path)
-            with _called(running, listener) as line:
-                mail = FlowerMail(line)
-                _wait(running, lambda: len(mail.nodes()) >= nodes, "the SuperNodes")
-                result = serve(study, out, mail, resume, on_round, waits=waits, claims=owners)
-                with suppress(DeployError):
-                    mail.end()
-                return result
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+            running.start("superlink", commands.of_link(keys, HOST, port))
+            running.wait(_STARTS, lambda: processes.answers(HOST, port), "the SuperLink does not answer")
+            ready = [work / f"worker_{k}" for k in range(nodes)]
+            running.wait(_STARTS, lambda: all(path.exists() for path in ready), "not all workers have begun")
+            owners = dict[int, Sequence[str]]()
+            for k, command in enumerate(work_commands):
+                owners[commands.register(running, keys / f"node_{k}" / "node.pub")] = dealt[k]
+                settings = {"worker": str(ready[k]), "command": shlex.join(command)}
+                node = commands.of_node(keys / f"node_{k}", address, port + 1 + k, settings)
+                running.start(f"supernode_{k}", node)
+            with opened(running, listener, work / "app", owners) as mail:
+                return serve(study, out, mail, resume, on_round, waits=waits, claims=owners)
 
 
 def _command(study: Path, folder: Path, clients: Sequence[str]) -> list[str]:
@@ -104,24 +103,38 @@ def _command(study: Path, folder: Path, clients: Sequence[str]) -> list[str]:
     return ["node", "run", str(study), "--folder", str(folder), *named]
 
 
-def _wait(running: Processes, ready: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + _STARTS
-    while not ready():
-        running.check()
-        if time.monotonic() > until:
-            raise DeployError(f"{what} are not there within {_STARTS:g} s", cause="process")
-        time.sleep(0.2)
+@contextmanager
+def opened(running: Processes, listener: Listener, app: Path, owners: Mapping[int, object]) -> Iterator[FlowerMail]:
+    """Submit the app, wait until its ServerApp has called and all nodes are there, and end it at last.
 
+    Args:
+        running: what must not end before.
+        listener: at which the ServerApp calls.
+        app: its folder.
+        owners: numbers of the nodes.
 
-def _called(running: Processes, listener: Listener) -> Line:
-    """Wait for the ServerApp."""
-    until = time.monotonic() + _STARTS
-    while time.monotonic() < until:
-        running.check()
-        line = listener.accept(1.0)
-        if line is not None:
-            return line
-    raise DeployError(f"the ServerApp has not called within {_STARTS:g} s", cause="process")
+    Yields:
+        The mail to the nodes.
+
+    Raises:
+        DeployError: when somebody is not there in time.
+    """
+    commands.submit(running, app, listener.path)
+    came = list[Line]()
+
+    def called() -> bool:
+        line = listener.accept(0.5)
+        came.extend([] if line is None else [line])
+        return bool(came)
+
+    running.wait(_STARTS, called, "the ServerApp has not called")
+    with came[0] as line:
+        mail = FlowerMail(line)
+        running.wait(_STARTS, lambda: owners.keys() <= {*mail.nodes()}, f"not all of {len(owners)} nodes have come")
+        try:
+            yield mail
+        finally:
+            mail.end()
 
 
 def check_node(study: Study, clients: Sequence[str]) -> list[str]:
@@ -147,6 +160,8 @@ def work_as_node(
     path: Path | None,
     say: Callable[[str], None],
     once: Callable[[], bytes] | None = None,
+    server: tuple[str, Path] | None = None,
+    made: Callable[[Path], None] | None = None,
 ) -> bytes | None:
     """Be the worker of a node: read its rows once, and answer messages until the process is ended.
 
@@ -157,6 +172,8 @@ def work_as_node(
         path: of the socket at which to listen.
         say: told what leaves the node, before anything does.
         once: gives the one message that is to be answered, instead of listening.
+        server: HOST:PORT of the SuperLink that a SuperNode beside the worker joins, and the folder of the node's keys.
+        made: told of the run folder that the node makes of its clients after the last round.
 
     Returns:
         The answer to that message; None after listening.
@@ -164,20 +181,33 @@ def work_as_node(
     Raises:
         CheckpointError: when another worker uses the folder.
         StudyError, DataError: as `StudyNode`.
+        DeployError: when the server cannot be reached, naming why, or refuses the node.
     """
+    if server is not None:
+        processes.check_installed()
+        check_server(server[0], server[1] / "ca.pem")
     make_folder(folder)
     place = NodeFolder(folder)
     with place.lock():
-        node = StudyNode(study, load(study), place, clients or None)
+        node = StudyNode(study, load(study), place, clients or None, place.results, made)
         for line in node.leaves:
             say(line)
         if once is not None:
             return node.answer(once())
-        if path is None:
-            raise DeployError("a worker needs a socket to listen at", hint="--socket PATH")
-        with Listener(path) as listener:
+        if path is None and server is None:
+            raise DeployError("a worker needs a socket to listen at", hint="--socket PATH, or --server and --keys")
+        with ExitStack() as stack:
+            short = stack.enter_context(scratch())
+            listener = stack.enter_context(Listener(path or short / "worker"))
+            environment = {**commands.ENVIRONMENT, "FLWR_HOME": str(short / "flwr")}
+            running = stack.enter_context(Processes(folder / "logs", environment))
+            member = None
+            if server is not None:
+                member = Member(running, Server(*server), {"worker": str(listener.path)}, say)
             while True:
-                caller = listener.accept()
+                if member is not None:
+                    member.look()
+                caller = listener.accept(_LOOK)
                 if caller is not None:
                     with caller, suppress(DeployError):  # who has gone gets no answer, and asks again
                         caller.send(node.answer(caller.receive(60.0)))

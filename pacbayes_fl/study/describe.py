@@ -26,7 +26,15 @@ from pacbayes_fl.study.models import KINDS, MODEL_KINDS, kinds_over
 from pacbayes_fl.study.parts import CertifyPart, DataPart
 
 _NUMBERS: Final = MappingProxyType(  # of examples
-    {"risk": "0.03", "kl": "500", "n": "30000", "beta": "3000", "log_z": "-300"}
+    {
+        "risk": "0.03",
+        "kl": "500",
+        "n": "30000",
+        "beta": "3000",
+        "log_z": "-300",
+        "log_ratio": "500",
+        "tandem_risk": "0.02",
+    }
 )
 
 
@@ -88,7 +96,14 @@ def describe(name: str) -> tuple[Description, ...]:
 
     Raises:
         StudyError: when nothing has it, with the nearest name that something has.
+
+    Example:
+        >>> from pacbayes_fl.study.describe import describe
+        >>> (bound,) = describe("seeger")
+        >>> bound.family, bound.title
+        ('bound', 'Bound the risk by the inverse of the binary KL divergence: the default (Seeger 2002, Maurer 2004).')
     """
+    name = sources.FOLDER if name.endswith("/") else name  # whichever folder of images
     result = [one(name) for names, one in _families() if name in names]
     found = [one for table, one in _open() if table.leads_here(name)]
     if len(found) > 1:  # whatever can be called with a model may make a hyper-prior: a method's class is not meant so
@@ -205,8 +220,8 @@ def _presets(recipe: Recipe) -> tuple[Options, ...]:
 def _bound(name: str) -> Description:
     bound = bound_named(name)
     facts = tuple((label, text) for label, text in bound.described() if label != "bound")
-    if bound.group is None:
-        numbers = " ".join(f"--{key.replace('_', '-')} {_NUMBERS[key]}" for key in bound.needs if key in _NUMBERS)
+    numbers = " ".join(f"--{key.replace('_', '-')} {_NUMBERS[key]}" for key in bound.needs if key in _NUMBERS)
+    if bound.group is None and "losses" not in bound.needs:  # which no command line takes
         prior = "'row-level DP' --epsilon 0.001" if bound.private else "split"
         examples = [f"pacbayes-fl bound {name} {numbers} --delta 0.025 --prior {prior} --independent"]
     else:

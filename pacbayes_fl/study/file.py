@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+import warnings
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -12,7 +13,7 @@ from typing import Any
 from pacbayes_fl import settings
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.user_tables import Task
-from pacbayes_fl.errors import PrivacyError, StudyError, shown
+from pacbayes_fl.errors import PrivacyError, StudyError, caller_stacklevel, shown
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods import HeldOutChoice, Recipe
@@ -27,13 +28,14 @@ from pacbayes_fl.study.gp_model import GPModel
 from pacbayes_fl.study.instances import NO_INSTANCES, Instances, Model
 from pacbayes_fl.study.listing import BUNDLED
 from pacbayes_fl.study.models import InstanceModel, NetworkModel
-from pacbayes_fl.study.parts import SEEN, DataPart, FederationPart, MethodPart, PrivacyPart, ReportPart
+from pacbayes_fl.study.parts import SEEN, DataPart, DeployPart, FederationPart, MethodPart, PrivacyPart, ReportPart
 from pacbayes_fl.study.plugins import METHODS, METRICS, check_task
 
 PARTS: tuple[tuple[str, type], ...] = (
     ("federation", FederationPart),
     ("report", ReportPart),
     ("privacy", PrivacyPart),
+    ("deploy", DeployPart),
 )
 """Tables that are the same for every method, by name."""
 
@@ -57,6 +59,7 @@ class Study:
     federation: FederationPart = field(default_factory=FederationPart)
     report: ReportPart = field(default_factory=ReportPart)
     privacy: PrivacyPart = field(default_factory=PrivacyPart)
+    deploy: DeployPart = field(default_factory=DeployPart)
     instances: Instances = field(default=NO_INSTANCES, repr=False, compare=False)
     unsaid: JsonMapping = field(default_factory=dict, repr=False, compare=False)
 
@@ -151,7 +154,7 @@ class Study:
 
         Values are looked for, in this order, in `sets`, in the table's part for the chosen method ([methods.NAME.PART],
         what `tune` writes), in the table itself, in the preset, and in the defaults. Where `sets` choose another method
-        or source of data than the table, the table's [method] or [data], which is not for that one, does not count;
+        or kind of data than the table, the table's [method] or [data], which is not for that one, does not count;
         nor does its [model] where one of the methods is on functions and the other on networks.
 
         Args:
@@ -167,6 +170,11 @@ class Study:
             StudyError: naming an unknown key or method, where it stands, and the nearest valid one; or when the method
                 cannot learn what the data hold.
             PrivacyError: when there is a [privacy] table without a budget.
+
+        Example:
+            >>> from pacbayes_fl import Study
+            >>> Study.from_table({"method": {"name": "ridge"}}).method.name
+            'ridge'
         """
         read_again()
         return cls._resolved(table, where, sets, instances)
@@ -246,6 +254,12 @@ class Study:
 
         Raises:
             StudyError: when there is no such study or file, or as `from_table`.
+
+        Example:
+            >>> from pacbayes_fl import Study
+            >>> study = Study.from_toml("polynomial", ["method.particles=2", "federation.rounds=10"])
+            >>> study.name, study.method.name, study.plan.rounds
+            ('polynomial', 'pac-pfl', 10)
         """
         return cls.from_table(*read_table(path), sets)
 
@@ -316,7 +330,9 @@ def _name(name: object, where: str) -> str:
 
 
 def assigned(table: JsonMapping, sets: Sequence[str]) -> tuple[JsonMapping, JsonTable]:
-    """Read assignments; where they choose another method or source of data, the table's part for its own is dropped.
+    """Read assignments; where they choose another method or kind of data, the table's part for its own is dropped.
+
+    One table in the place of another, or a source with the same options, keeps [data].
 
     Args:
         table: of a study.
@@ -327,6 +343,9 @@ def assigned(table: JsonMapping, sets: Sequence[str]) -> tuple[JsonMapping, Json
 
     Raises:
         StudyError: when an assignment has no "=".
+
+    Warns:
+        UserWarning: of keys of [data] that are dropped.
     """
     given: JsonTable = {}
     for assignment in sets:
@@ -336,12 +355,23 @@ def assigned(table: JsonMapping, sets: Sequence[str]) -> tuple[JsonMapping, Json
         before, after = table.get(part, {}), given.get(part, {})
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             chosen = before.get(key, default)
+            if part == "data" and sources.alike(chosen, after.get(key, chosen)):
+                continue
             if key in after and after[key] != chosen:  # NaN is not itself
                 dropped = (part, "model") if part == "method" and _model(chosen) != _model(after[key]) else (part,)
                 table = {name: value for name, value in table.items() if name not in dropped}
+                if part == "data":
+                    _say_lost(before, after)
                 if part == "data" and isinstance(methods := table.get("methods"), Mapping):
                     table = {**table, "methods": {name: _without_data(own) for name, own in methods.items()}}
     return table, given
+
+
+def _say_lost(before: JsonMapping, after: JsonMapping) -> None:
+    """Warn of keys of [data] that were of another kind of source."""
+    if lost := [key for key in before if key != "source" and key not in after]:
+        what = f"[data] {', '.join(lost)} of the study {'is' if len(lost) == 1 else 'are'} for another kind of source"
+        warnings.warn(f"{what} than {shown(after['source'])}, and left out", stacklevel=caller_stacklevel())
 
 
 def _without_data(own: Any) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 
+from numpy import ascontiguousarray
+
 from pacbayes_fl.data import split, tables
 from pacbayes_fl.study.data import positions_by_client, rows_by_client
 
@@ -26,6 +28,27 @@ def of_training_rows(dataset: tables.Dataset, salt: str) -> dict[str, str]:
         where = positions_by_client(dataset.rows)
         texts = {name: repr(where[name]) for name in train.names}
     return _salted(texts, salt)
+
+
+def for_ledger(dataset: tables.Dataset) -> dict[str, frozenset[bytes]]:
+    """Fingerprint every training row by its values, wherever it is read from.
+
+    Of numbers to be predicted a row is known by its client and its target too, whichever columns a study takes.
+
+    Args:
+        dataset: all rows, in the data's own units.
+
+    Returns:
+        SHA-256 of every row of the existing clients, by client; no order.
+    """
+    train = dataset.groups["existing"].train
+    numbers, result = train.y.is_floating_point(), dict[str, frozenset[bytes]]()
+    for name, rows in zip(train.names, split.rows_of(train), strict=True):
+        prints = [hashlib.sha256(row.tobytes()).digest() for row in ascontiguousarray(rows)]
+        if numbers:
+            prints += [hashlib.sha256(f"{name!r} {y!r}".encode()).digest() for y in rows[:, -1].tolist()]
+        result[name] = frozenset(prints)
+    return result
 
 
 def of_all_rows(dataset: tables.Dataset, salt: str) -> dict[str, list[str]]:

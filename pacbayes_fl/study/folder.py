@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -12,11 +13,11 @@ from typing import NamedTuple
 
 import torch
 
-from pacbayes_fl import tensors
+from pacbayes_fl import pages, tensors
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Shared
-from pacbayes_fl.errors import CheckpointError, PacBayesFLError, StudyError
+from pacbayes_fl.errors import CheckpointError, PacBayesFLError, StudyError, caller_stacklevel, one_line
 from pacbayes_fl.federation import checkpoint, federation_state, lock, stop
 from pacbayes_fl.federation.checkpoint import Checkpoint
 from pacbayes_fl.federation.federation_state import FederationState
@@ -26,6 +27,7 @@ from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results import records as results
 from pacbayes_fl.results import rounds as results_rounds
+from pacbayes_fl.results import warned
 from pacbayes_fl.results.folder import NODES, RELEASED, refuse_links
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.results.records import Result, environment
@@ -243,7 +245,8 @@ class RunFolder:
         if study.report.keep == "all":
             held_rows.save(self.path, settled.division)  # before the data: where they are, this is looked for
         study_scaling.save(self.path, settled.shared, dataset)
-        put(self.path, {"metrics.json": None, results_ended.FILE: None})  # of fewer rounds: they say that it is over
+        over = ("metrics.json", results_ended.FILE, pages.FILE, warned.FILE)
+        put(self.path, dict.fromkeys(over))  # of fewer rounds: they say that it is over
         if settled.notes:
             held_out.remember(self.path, settled.notes)  # first: who resumes this study must find the choice
         about = environment(device_of(study)) | {"seed": study.seed, "data": provenance(dataset)}
@@ -304,16 +307,29 @@ class RunFolder:
         """
         put(self.path, {results_ended.FILE: results_ended.to_json(saved, error)})
 
-    def finish(self, result: Result) -> None:
-        """Write the results of a run.
+    def finish(self, result: Result, page: bool = True, said: Sequence[str] = ()) -> None:
+        """Write the results of a run, and then their page: whatever becomes of that, the run is finished.
 
         Args:
             result: of the run.
+            page: whether people get a page, `report.html`.
+            said: what the run warned of.
 
         Raises:
             StudyError, CheckpointError: as `Result.save`.
+
+        Warns:
+            UserWarning: when the page could not be written, with the reason.
         """
+        put(self.path, {warned.FILE: warned.to_json(said), pages.FILE: None})
         result.save(self.path)
+        if page:
+            try:
+                pages.write_run(self.path, result)
+            except Exception as error:  # whatever it is: hours of training do not end in the error of a page
+                what = f"no report.html: {one_line(f'{type(error).__name__}: {error}')}"
+                again = f"the run is finished and saved; `pacbayes-fl report {self.path}` writes it"
+                warnings.warn(f"{what} ({again})", stacklevel=caller_stacklevel())
 
 
 class StopRequest(NamedTuple):
@@ -377,7 +393,7 @@ class NoFolder:
     def end(self, saved: int, error: PacBayesFLError) -> None:
         """The error tells whoever asked for the run."""
 
-    def finish(self, result: Result) -> None:
+    def finish(self, result: Result, page: bool = True, said: Sequence[str] = ()) -> None:
         """The result is in memory alone."""
 
 

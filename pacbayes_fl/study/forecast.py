@@ -88,11 +88,14 @@ class Forecast:
         return {**{name: list(values) for name, values in self.columns.items()}, **named}
 
     def by_client(self) -> JsonTable:
-        """Give the predicted columns of every client, as JSON can hold them."""
+        """Give the predicted columns of every client, as JSON can hold them: None where there is no prediction."""
         rows: dict[str, list[int]] = {}
         for row, owner in enumerate(self.clients):
             rows.setdefault(owner, []).append(row)
-        every = self._values()
+        every = {
+            name: [None if value != value else value for value in values]  # NaN is not itself
+            for name, values in self._values().items()
+        }
         return {
             owner: {**{name: [values[row] for row in own] for name, values in every.items()}, "round": self.round}
             for owner, own in rows.items()
@@ -294,9 +297,9 @@ def _read(
     own = known.study.data, schema
     groups = [*trained.groups.values()]
     table = user_rows.read(*own, path, need_target=False, default=default, groups=groups, past=past, columns=read)
-    known_ones = taken(trained, path, table.clients, clients)
     count = len(next(iter(columns.values())))
     owners = [str(value) for value in columns.get(client, [default] * count)]
+    known_ones = taken(trained, path, dict.fromkeys(owners), clients)
     features = {name: x for name, (x, _) in table.clients.items()}
     blank = set[int]()
     whole = user_rows.gap_free(table)

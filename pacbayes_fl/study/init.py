@@ -72,7 +72,8 @@ def look(path: Path, client: str | None = None, target: str | None = None, time:
     for given in (client, target, time):
         if given is not None and given not in columns:
             raise StudyError(f"{path} has no column {shown(given)}", hint=settings.nearest(given, columns))
-    free = {name: values for name, values in columns.items() if name not in ("split", "group", client, target, time)}
+    known = ("split", "group", client, target, time)
+    free = {name: values for name, values in columns.items() if name not in known and not cells.is_empty(values)}
     if time is None:
         time = next((name for name, values in free.items() if name != "client" and _dates(values)), None)
         free.pop(time or "", None)
@@ -89,17 +90,13 @@ def look(path: Path, client: str | None = None, target: str | None = None, time:
     words = {name: _words(values) for name, values in free.items()}
     categorical = tuple(name for name, own in words.items() if 1 < len(own) <= _WORDS and not _dates([*own]))
     used = tuple(name for name, own in words.items() if not own or name in categorical)
-    gaps = any(_gap(value) for name in (target, *used) for value in columns[name])
+    gaps = any(cells.is_gap(value) for name in (target, *used) for value in columns[name])
     return Columns(client, target, time, labels, categorical, used if len(used) < len(free) else (), gaps)
-
-
-def _gap(value: object) -> bool:
-    return value is None or value != value or str(value).strip().lower() in cells.GAPS  # NaN is not itself
 
 
 def _words(values: Sequence[object]) -> set[str]:
     """Find the different words of a column, none where it holds numbers, or true and false."""
-    known = {str(value).strip() for value in values if not _gap(value)}
+    known = {str(value).strip() for value in values if not cells.is_gap(value)}
     read = {word: times.read(word) for word in known}
     if all(one is not None and one.kind == "number" for one in read.values()) or {*map(str.lower, known)} <= _LOGICAL:
         return set()
@@ -189,7 +186,7 @@ def _lines(study: Study, given: JsonMapping) -> Iterator[str]:
     yield from _comments([f"Values where this file is silent; also: {', '.join(_others(study))}."])
     yield f"#preset = {settings.to_value(study.method.preset)}"
     yield from _options(options_of(study.recipe.options), resolved["method"], paper=_paper(study, "method"))
-    for name in ("federation", "report", "privacy"):
+    for name in ("federation", "report", "privacy", "deploy"):
         kind = type(getattr(study, name))
         yield from _part(name, options_of(kind), resolved[name], given.get(name), _paper(study, name))
 

@@ -71,6 +71,7 @@ def read(
     default: str | None,
     groups: Iterable[ScaledGroup] = (),
     past: History | None = None,
+    excluded: bool = True,
 ) -> user_tables.Table:
     """Read a table of a run's columns, or images.
 
@@ -81,6 +82,7 @@ def read(
         default: owner of all rows of a table without a client column.
         groups: of the run, whose training rows' medians fill in what is missing, where the study says so.
         past: what is known of the clients' past, the run's own rows when None.
+        excluded: whether rows of `data.exclude_clients` are left unread here too.
 
     Returns:
         The rows by client.
@@ -90,8 +92,8 @@ def read(
     """
     if known.schema.feature_shape:
         return user_images.by_client(*images_of(known, path, default, need_target))
-    own = known.study.data, known.schema
-    return user_rows.read(*own, path, need_target=need_target, default=default, groups=groups, past=past)
+    own = known.study.data, known.schema, path
+    return user_rows.read(*own, need_target=need_target, default=default, groups=groups, past=past, excluded=excluded)
 
 
 def past_of(known: Served, later: Path | str | None, default: str | None = None) -> History | None:

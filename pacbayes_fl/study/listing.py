@@ -34,6 +34,11 @@ def listing(what: str) -> list[tuple[str, str]]:
 
     Returns:
         Names, each with a line on what it is.
+
+    Example:
+        >>> from pacbayes_fl.study.listing import listing
+        >>> dict(listing("mechanisms")).keys()
+        dict_keys(['gaussian', 'laplace', 'knorm', 'paper_algorithm_3'])
     """
     if what == "methods":
         return [*METHODS.titles().items(), *plugins.METHODS.listing()]

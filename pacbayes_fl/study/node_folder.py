@@ -17,12 +17,14 @@ from torch import Tensor
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, DamageWarning, caller_stacklevel
 from pacbayes_fl.federation import arrays, lock
 from pacbayes_fl.federation.messages import Kept
-from pacbayes_fl.federation.node import Memory
+from pacbayes_fl.federation.node import Joined, Memory
 from pacbayes_fl.files import JsonTable, checksum, make_folder, refuse_link
 from pacbayes_fl.results.folder import write_atomic
 
 FORMAT_VERSION: Final = 1
 _STATES: Final = "clients"
+_JOINED: Final = "joined.json"
+_RESULTS: Final = "results"
 _KEY: Final = "memory"
 
 
@@ -106,6 +108,53 @@ class NodeFolder:
         except OSError as error:
             what = f"cannot write {path}: {error.strerror}"
             raise CheckpointError(what, client=client, cause=error.strerror, hint="make room") from error
+
+    def joined(self) -> Joined | None:
+        """Read the run that the node has joined; None where there is none, or the file is damaged.
+
+        Warns:
+            DamageWarning: when it is damaged.
+        """
+        path = self.path / _JOINED
+        refuse_link(path)
+        try:
+            about = json.loads(path.read_bytes())
+            if about.pop("checksum") != checksum(about):
+                raise ValueError("its checksum is another")
+            return Joined(str(about["run"]), str(about["scaling"]))
+        except FileNotFoundError:
+            return None
+        except UNREADABLE as error:
+            what = f"what the node remembers of its run is damaged ({path}: {error}): the server has to join it again"
+            warnings.warn(what, DamageWarning, stacklevel=caller_stacklevel())
+            return None
+
+    def join(self, joined: Joined) -> None:
+        """Write the run that the node has joined; it is on disk when this returns.
+
+        Args:
+            joined: in place of what was.
+
+        Raises:
+            CheckpointError: when it cannot be written; the old one is intact then.
+        """
+        about: JsonTable = {"format_version": FORMAT_VERSION} | joined._asdict()
+        about["checksum"] = checksum(about)
+        make_folder(self.path)
+        write_atomic(self.path / _JOINED, (json.dumps(about, indent=1) + "\n").encode())
+
+    def results(self, run: str) -> Path:
+        """Say where what the node made of a run is kept.
+
+        Args:
+            run: its identifier.
+
+        Returns:
+            A run folder of the node's own clients, which may not exist yet.
+        """
+        plain = run.isalnum() and run.isascii() and len(run) <= 32  # a server has chosen it
+        name = run if plain else hashlib.sha256(run.encode()).hexdigest()[:16]
+        return self.path / _RESULTS / name
 
     def _place(self, client: str) -> Path:
         return self.path / _STATES / f"{hashlib.sha256(client.encode()).hexdigest()[:32]}.safetensors"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import zoneinfo
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, get_args
 
 from pacbayes_fl import options, settings
-from pacbayes_fl.data.layout import Layout, Missing, span
+from pacbayes_fl.data.layout import Layout, span
 from pacbayes_fl.data.scaling import ColumnScale
 from pacbayes_fl.data.transforms import TRANSFORMS, Transform
 from pacbayes_fl.errors import PrivacyError, StudyError, shown
+from pacbayes_fl.federation.arrays import Compress
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.noise import Engine
 from pacbayes_fl.options import OpenNames, option, same
@@ -20,6 +21,8 @@ from pacbayes_fl.privacy import kinds
 from pacbayes_fl.privacy.mechanisms import CohortKind, Neighbours
 from pacbayes_fl.server.robust import Aggregate
 
+Told = Literal["rows", "loss", "metrics", "moments"]
+"""What a node of a deployment can tell beside updates."""
 SEEN: Final = (
     *("scale", "column_scale", "client_inputs", "lower_bound", "upper_bound"),
     *("transform", "transform_lambda", "ranges"),
@@ -54,8 +57,8 @@ def _length(what: str, text: str | None) -> None:
 
 
 @dataclass(frozen=True)
-class DataPart:
-    """Table [data].
+class OriginPart:
+    """Keys of [data] that say where the rows come from.
 
     Args:
         source: a generator of `data_gen` ("polynomial", "pv-ew", "pv-s"); images ("mnist", "fashion-mnist", "cifar10",
@@ -69,31 +72,19 @@ class DataPart:
         task: "classification" where the targets of a table are labels 0, 1, 2, ...; images and .npz files say so
             themselves. "auto" takes a table's for numbers, with a warning where they look like labels, and "regression"
             without one.
-        client: name of the client column of a table.
-        target: name of the target column of a table.
-        time: name of the column of times of a table: ISO 8601 dates or datetimes, or numbers. Rows are sorted by it
-            within clients; it is no feature. Without one the order of the file is taken for that of time.
-        zone: time zone of the table, such as "Europe/Zurich": local times without an offset are of it, and the hour is
-            read by its clocks. Local times that clocks skip or show twice are refused, or left out if `missing` is not
-            "refuse".
-        group: name of the column of a table that says which clients are "existing" and which are "new".
-        features: names of the columns of a table that are features; every other column is one when empty. Derived ones:
-            "hour:cyclic", "dayofweek:cyclic" and "dayofyear:cyclic", sine and cosine of the time; "lag:24h", the target
-            24 hours before, and "lag:24h of cloud"; "roll:3h" and "roll:3h of cloud", means over the 3 hours before,
-            the row's own target not among them; "clear-sky", irradiance without clouds, which needs pvlib. A row before
-            which the table has nothing lacks its lag, and is left out.
-        categorical: names of the columns of a table that hold words, each a category: they become columns of 0 and 1.
-        categories: the words by column, such as { roof = ["flat", "steep"] }; those of the training rows otherwise,
-            which private runs refuse. A word that is none of them is 0 in all columns.
-        client_features: names of the columns of a table that tell clients apart, such as a capacity, constant inside
-            each and scaled across clients.
-        missing: what is done about missing values (blank, "nan", "NA", "null", "none", "-") of a table: "refuse" it,
-            "drop" rows that lack one, or fill in the "median" of the client's training rows; rows without a target are
-            dropped then too. The numbers of rows by client stand in environment.json.
-        horizon: how far ahead predictions are made, such as "24h": shorter lags of the target, and of columns that are
-            no features themselves, are refused as leaks, and rolling means end that long before the row.
-        latitude: of the clients in degrees north, or the column of a table that has it.
-        longitude: likewise in degrees east.
+    """
+
+    source: str = "polynomial"
+    options: Mapping[str, Any] = option(factory=dict)
+    follow_seed: bool = False
+    task: Literal["auto", "regression", "classification"] = "auto"
+
+
+@dataclass(frozen=True)
+class DataPart(Layout, OriginPart):
+    """Table [data]: where the rows come from, what the columns of a table are, and how methods see them.
+
+    Args:
         test: which rows of a table are for scoring alone.
         duplicate_rows: "refuse" a test row that equals a training row of its client in every number (a leak, usually),
             and a row kept for certificates that does, or "allow" it, for discrete data in which that happens by chance.
@@ -125,23 +116,6 @@ class DataPart:
             counts as the end.
     """
 
-    source: str = "polynomial"
-    options: Mapping[str, Any] = option(factory=dict)
-    follow_seed: bool = False
-    task: Literal["auto", "regression", "classification"] = "auto"
-    client: str = "client"
-    target: str = "y"
-    time: str | None = None
-    zone: str | None = None
-    group: str = "group"
-    features: tuple[str, ...] = ()
-    categorical: tuple[str, ...] = ()
-    categories: Mapping[str, Any] = option(factory=dict)
-    client_features: tuple[str, ...] = ()
-    missing: Missing = "refuse"
-    horizon: str | None = None
-    latitude: float | str | None = None
-    longitude: float | str | None = None
     test: HeldOutPart = option(factory=HeldOutPart)
     duplicate_rows: Literal["refuse", "allow"] = "refuse"
     scale: ColumnScale | Literal["held-out"] = "client"
@@ -204,12 +178,6 @@ class DataPart:
                 )
 
     @property
-    def layout(self) -> Layout:
-        """Roles of the columns of a table."""
-        own = {one.name: getattr(self, one.name) for one in fields(Layout)}
-        return Layout(**own | {"categories": {name: [*map(str, own)] for name, own in self.categories.items()}})
-
-    @property
     def rows(self) -> DataPart:
         """The table with the defaults of `SEEN`: where it is the same, so are the rows, and scores can be compared."""
         usual = DataPart()
@@ -251,6 +219,8 @@ class FederationPart:
     `study.search.overfitting`, also for what is left out: private runs, and folds.
 
     Args:
+        overfitting_trial: whether that number is tried, which takes about a fifth of the run's time, or twice that
+            where it overfits; the run itself is the same either way.
         device: "auto" takes CUDA where there is one.
         threads: threads of torch; its own choice when None.
         checkpoint_every: rounds between two checkpoints; a private run has one after every release.
@@ -267,6 +237,7 @@ class FederationPart:
     chunk: int = same(FederationPlan, "chunk")
     waste: float = same(FederationPlan, "waste")
     noise: Engine = same(FederationPlan, "noise")
+    overfitting_trial: bool = True
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = option(None, low=1)
     checkpoint_every: int = option(50, low=1)
@@ -339,6 +310,8 @@ class ReportPart:
             neighbours are alike; single rows when None.
         coverage_by: a feature, or "hour" for the hour of day of the column `data.time` (known of PV data), by which a
             run of regression says how often its 95 % intervals hold, beside doing so by client; None for no column.
+        page: whether a run writes `report.html`, a page of its results for people, as `pacbayes-fl report` does at any
+            time.
         keep: "all", or "no-rows": the run folder keeps no rows of clients, nor predictions of them, which can give them
             away. Who goes on with the run, predicts or certifies reads them again from their source; fingerprints tell
             whether they are the same.
@@ -353,6 +326,7 @@ class ReportPart:
     intervals: Literal["model", "conformal"] = "model"
     interval_blocks: int | None = option(None, low=2)
     coverage_by: str | None = None
+    page: bool = True
     keep: Literal["all", "no-rows"] = "all"
 
     def __post_init__(self) -> None:
@@ -380,6 +354,10 @@ class PrivacyPart:
         multiplier: the noise's scale per clip, on the sum of a cohort; None takes the least that lasts for all rounds.
         side_share: share of `epsilon` that each message outside of the rounds takes, such as the residuals of
             `model.residuals = "mixture"`; the noise of rounds is the least with which all together keep the budget.
+        ledger: file in which runs on the same rows add up what they spend, each within its own `epsilon`: one that
+            would exceed its budget is refused before its first round.
+        total: epsilon that all runs of the `ledger` may spend together at any client, with the delta of the first run;
+            a new file needs it, and it never changes.
         randomness: of noise and cohorts. That of the "system" cannot be repeated; that of a "simulation" comes from the
             seed, and hides nothing from whoever knows it.
     """
@@ -392,6 +370,8 @@ class PrivacyPart:
     neighbours: Neighbours | None = None
     multiplier: float | None = option(None, above=0)
     side_share: float = option(0.1, above=0, high=0.3)
+    ledger: str | None = None
+    total: float | None = option(None, low=_LEAST, high=1 / _LEAST, hint=_EXTREME)
     randomness: Literal["system", "simulation"] = "system"
 
     def __post_init__(self) -> None:
@@ -400,3 +380,29 @@ class PrivacyPart:
         if kinds.MECHANISMS[self.mechanism].claim is not None and self.multiplier is not None:
             what = f"[privacy] multiplier is not for {self.mechanism}, whose noise follows from epsilon and the rounds"
             raise PrivacyError(what, hint="change epsilon, or the mechanism")
+
+
+@dataclass(frozen=True)
+class DeployPart:
+    """Table [deploy]: what leaves the nodes of a deployment beside updates, and how a round waits and travels.
+
+    Args:
+        share: a list of "rows", how many training rows each client has, by which updates are weighted, and alike
+            without; "loss", the mean test score of a node's clients after the rounds of the learning curve
+            (`report.evaluate_every`); "metrics", every client's line of clients.csv after the last round; and
+            "moments", what `data.scale` = "pooled" and "shrunk" take of every client. "auto" is "rows", and nothing of
+            a private run, which may share "moments", as its budget pays for them.
+        deadline: seconds for which a round waits for answers.
+        compress: rounds floating-point numbers to 16 bits on their way to nodes and back; the state of the server and
+            those of clients stay as they are.
+    """
+
+    share: tuple[Told, ...] | Literal["auto"] = "auto"
+    deadline: float = option(600.0, above=0)
+    compress: Compress = "none"
+
+    def __post_init__(self) -> None:
+        """Check the range, and that nothing is said twice."""
+        options.check(self, "[deploy]")
+        if len({*self.share}) < len(self.share) and self.share != "auto":
+            raise StudyError(f"[deploy] share names each thing once, got {shown(list(self.share))}")

@@ -118,15 +118,20 @@ def join(trained: Trained | Served, path: Path | str) -> JsonTable:
     Args:
         trained: a run, as `open_run` gives it, or a release, as `open_release` does.
         path: CSV or Parquet with a client column, the run's features and the target, or .npz of a run on images; rows
-            to predict have an empty (or nan) target, or `test` in a `split` column, or the label -1 in an .npz.
+            to predict have an empty (or nan) target, or `test` in a `split` column, or the label -1 in an .npz; images
+            in a folder lie below CLIENT/test/, or in no folder of a class.
 
     Returns:
         Predictions as of `predict` by client; of its training rows where it has no rows to predict. A client without
-        any target gets the prior's prediction, with the existing clients' average standardisation.
+        any target gets the prior's prediction, with the existing clients' average standardisation. Rows to predict that
+        lack a feature, such as a lag into what nobody knows, are NaN; rows to learn from that lack one are left out.
 
     Raises:
         DataError: when columns are missing, rows cannot be used, or a client took part in the training.
         NumericalError: when a prediction is not finite, naming the client and its row.
+
+    Warns:
+        UserWarning: of rows that lack a feature.
     """
     return {one.client: one for one in joined(trained, path)}
 
@@ -145,7 +150,7 @@ def joined(trained: Trained | Served, path: Path | str) -> Iterator[AnyPredictio
         DataError, NumericalError: as `join`, the latter after the last client.
     """
     known = trained if isinstance(trained, Served) else served(trained)
-    table = read(known, path, need_target=True, default=None)
+    table = read(known, path, need_target=True, default=None, excluded=False)
     whole = user_rows.gap_free(table)
     seen = () if isinstance(trained, Served) else trained.history.clients
     for name in table.clients:
@@ -153,13 +158,14 @@ def joined(trained: Trained | Served, path: Path | str) -> Iterator[AnyPredictio
             raise DataError("it took part in the training", client=name, hint="ask for its predictions with predict")
     refused = []
     for name, (x, y) in table.clients.items():
-        ask = y.isnan() if table.split is None else table.split[name]
-        user_rows.require_all(table, name, ask)
+        ask = y.isnan() if table.split is None else y.isnan() | table.split[name]
+        user_rows.say_gaps(table, name, ask)
         own = ~ask & whole[name]
         group, state = newcomer(known, name, x[own], y[own])
-        result = _predict(known, state, group, name, x[ask] if bool(ask.any()) else x[whole[name]])
-        if _first_bad(result) is None:
-            yield result
+        wanted = ask if bool(ask.any()) else own
+        result = _predict(known, state, group, name, x[wanted].where(_like(whole[name][wanted], x), 0.0))
+        if _first_bad(result, whole[name][wanted]) is None:
+            yield _blanked(result, ~whole[name][wanted])
         else:
             refused.append(result)
     _require_finite(refused)
@@ -217,10 +223,25 @@ def _scaled(known: Served, own: ClientBatch, empty: bool) -> ScaledGroup:
     return replace(group, units=average, used=known.shared.impose(average))
 
 
-def _first_bad(prediction: AnyPrediction) -> int | None:
-    """Return the first row of which a number is not finite."""
+def _like(rows: Tensor, x: Tensor) -> Tensor:
+    """Give what is said of rows [M] a shape that x [M, *feature] takes."""
+    return rows.reshape(-1, *[1] * (x.dim() - 1))
+
+
+def _blanked(prediction: AnyPrediction, blank: Tensor) -> AnyPrediction:
+    """Make what is predicted of some rows [M] NaN."""
+    if not bool(blank.any()):
+        return prediction
+    numbers = {field.name: getattr(prediction, field.name) for field in fields(prediction) if field.name != "client"}
+    blanked = {name: values.double().masked_fill(blank, torch.nan) for name, values in numbers.items()}
+    return replace(prediction, **blanked)
+
+
+def _first_bad(prediction: AnyPrediction, asked: Tensor | None = None) -> int | None:
+    """Return the first row of which a number is not finite, of those that are asked for [M]."""
     numbers = [getattr(prediction, field.name) for field in fields(prediction) if field.name != "client"]
     bad = ~torch.stack([one.double().isfinite() for one in numbers]).all(0)
+    bad = bad if asked is None else bad & asked
     return int(bad.nonzero()[0]) if bool(bad.any()) else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PrivacyError, caller_stacklevel
 from pacbayes_fl.federation import private, reduction
@@ -27,8 +29,9 @@ from pacbayes_fl.privacy.guarantees import Replacement, rounded
 from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.privacy.mechanisms import CohortKind, Cohorts, Mechanism, Neighbours
 from pacbayes_fl.privacy.outside import Outside
+from pacbayes_fl.privacy.shared_ledger import Shared, SharedLedger
 from pacbayes_fl.results.records import SUPPOSED
-from pacbayes_fl.study import residuals, scaling
+from pacbayes_fl.study import fingerprints, residuals, scaling
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.parts import PrivacyPart
 
@@ -56,6 +59,9 @@ def check(study: Study, folder: Path | None) -> None:
     if folder is None:
         what = "a private run keeps a ledger of what it spends on disk, and has no folder for it"
         raise PrivacyError(what, hint="give the run a folder: --out DIR")
+    if study.privacy.total is not None and study.privacy.ledger is None:
+        what = "[privacy] total is the budget of several runs, and there is no ledger that they share"
+        raise PrivacyError(what, hint="privacy.ledger = FILE; the budget of one run is privacy.epsilon")
     reduction.check_private(study.plan)
     residuals.check(study)
     for asked in study.held_out:
@@ -130,6 +136,29 @@ def open_private(
     seed = plan.seed if simulated else None
     result = private.open_private(method, state.server, clients, plan, mechanism, cohorts, ledger, seed)
     return replace(result, outside=Outside(ledger, others, seed) if others else None)
+
+
+def share_ledger(study: Study, aggregator: PrivateAggregator | None, dataset: tables.Dataset, finished: int) -> None:
+    """Reserve what a run plans in the ledger that it shares with other runs on the same rows, where it has one.
+
+    Args:
+        study: what to run.
+        aggregator: of the run; None where it is not private.
+        dataset: all rows, in the data's own units.
+        finished: rounds.
+
+    Raises:
+        PrivacyError: when the budget of all runs would be exceeded, or what they spent is not known.
+        CheckpointError: when something cannot be written.
+    """
+    part = study.privacy
+    if aggregator is None or part.ledger is None:
+        return
+    own, path = aggregator.ledger, Path(os.path.expandvars(part.ledger)).expanduser()
+    folder = own.path.parent.absolute().name
+    rows = fingerprints.for_ledger(dataset)
+    shared = SharedLedger(path, part.total, own.budget.delta, own.simulated, rows, folder)
+    own.join(shared, aggregator.charge, finished + 1, study.plan.rounds)
 
 
 def _outside(study: Study, budget: Budget, cohorts: Cohorts, moments: int) -> dict[str, Charge]:
@@ -239,13 +268,16 @@ def replacement(study: Study, folder: Path, released: int, at: float) -> Replace
     return guarantees.replacement(charges, at)
 
 
-def labels(study: Study, aggregator: PrivateAggregator | None, rounds: int) -> JsonTable:
+def labels(
+    study: Study, aggregator: PrivateAggregator | None, rounds: int, together: Shared | None = None
+) -> JsonTable:
     """The guarantee of a run, for its labels.
 
     Args:
         study: that was run.
         aggregator: of the run; None where it is not private.
         rounds: finished.
+        together: what all runs of a shared ledger have spent; None without one.
 
     Returns:
         "privacy" with numbers and a statement in words, numbers that are not finite as None; nothing without one.
@@ -280,7 +312,7 @@ def labels(study: Study, aggregator: PrivateAggregator | None, rounds: int) -> J
     if rounds < study.plan.rounds:
         statements.append(f"the budget was spent before the {study.plan.rounds} rounds that were asked for")
     statements += (remarks := _remarks(given.delta, cohorts.clients))
-    statements.append("other runs on the same rows add to it")
+    statements.append(_together(together, simulated) or "other runs on the same rows add to it")
     statements.append("test scores and all else in the run folder were measured outside of the guarantee")
     numbers = {"epsilon": given.epsilon, "rho": given.rho, "pure": given.pure}
     return {
@@ -299,8 +331,32 @@ def labels(study: Study, aggregator: PrivateAggregator | None, rounds: int) -> J
             "randomness": part.randomness,
             "remarks": remarks,
             "statement": "; ".join(statements),
+            **_shared(together, simulated),
         }
     }
+
+
+def _shared(together: Shared | None, simulated: bool) -> JsonTable:
+    if together is None:
+        return {}
+    return {
+        "ledger": {
+            _called("epsilon", simulated): together.epsilon,
+            "delta": together.budget.delta,
+            _called("total", simulated): together.budget.epsilon,
+            "other_runs": together.runs,
+            "client": together.client,
+        }
+    }
+
+
+def _together(together: Shared | None, simulated: bool) -> str:
+    """Say what all runs of a shared ledger have spent."""
+    if together is None:
+        return ""
+    spent, delta, total = map(rounded, (together.epsilon, together.budget.delta, together.budget.epsilon))
+    runs = f"with {together.runs} other run{'s' * (together.runs != 1)} of the shared ledger on the same rows"
+    return f"{runs} {_called('epsilon', simulated)} = {spent} at delta = {delta}, of {total} that it allows"
 
 
 def _beside(others: JsonMapping) -> str:

@@ -23,7 +23,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.scaling import FEDERATED, Shared
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, DataError, PrivacyError, ShapeError, StudyError
-from pacbayes_fl.federation import checkpoint, federation_state
+from pacbayes_fl.federation import checkpoint, federation_state, public
 from pacbayes_fl.federation.arrays import DTYPES
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.files import JsonMapping, JsonTable, checksum, make_folder
@@ -155,7 +155,8 @@ def release(folder: Path, out: Path, public_scaling: bool = False) -> str:
     if known.method.server_holds is not None:
         what = f"the server of {name} holds {known.method.server_holds}, which a release would give to everybody"
         raise StudyError(what, hint="release a run of a method whose server holds what clients share")
-    files = {"study.toml": _study(known).to_toml().encode(), _MODEL: _model(known)}
+    model = public.to_bytes(known.method, known.server, known.study.seed)
+    files = {"study.toml": _study(known).to_toml().encode(), _MODEL: model}
     if not known.schema.feature_shape:
         files[scaling.FILE] = scaling.to_json(_public(known, public_scaling), known.schema)
     if known.errors.learned:
@@ -183,20 +184,6 @@ def _study(known: Served) -> Study:
         known.study,
         data=replace(known.study.data, source=WITHHELD, options={}, follow_seed=False, task=task),
     )
-
-
-def _model(known: Served) -> bytes:
-    """Write the server's state; of what no client is ever sent, such as moments of its optimiser, that of the start."""
-    method, server = known.method, known.server
-    start = method.init_server(torch.Generator().manual_seed(known.study.seed))
-    sent = tensors.leaves(method.broadcast(server))
-    flat, first = tensors.leaves(server), tensors.leaves(start)
-    for name, leaf in first.items():
-        without = {**flat, name: leaf.to(flat[name].device)}
-        again = tensors.leaves(method.broadcast(tensors.unleaves(server, without, exact=False)))
-        if all(torch.equal(again[key], sent[key]) for key in sent):
-            flat = without
-    return safetensors.torch.save({name: leaf.detach().cpu().clone().contiguous() for name, leaf in flat.items()})
 
 
 def _public(known: Served, public: bool) -> Shared:

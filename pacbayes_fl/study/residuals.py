@@ -157,6 +157,11 @@ def learn(
     return _shape(study, private_residuals.fine(released, outside.noise_std(MESSAGE, private_residuals.LONGEST)))
 
 
+def learned(study: Study) -> bool:
+    """Whether the shape of errors is learned after the rounds, by the states of all clients."""
+    return _shape(study, None).learned
+
+
 def sends(study: Study) -> bool:
     """Whether clients send their residuals.
 

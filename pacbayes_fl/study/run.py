@@ -10,32 +10,36 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import engine, federation_state
 from pacbayes_fl.federation.federation_state import FederationState
-from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.private import PrivateAggregator
+from pacbayes_fl.federation.ranks import Ranks
+from pacbayes_fl.federation.shards import whole
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.names import printable
 from pacbayes_fl.privacy.guarantees import Replacement
 from pacbayes_fl.privacy.outside import Rehearsal, Releases
-from pacbayes_fl.results.folder import leaving
 from pacbayes_fl.results.metrics import Metric
 from pacbayes_fl.results.records import ClientRow, Result
 from pacbayes_fl.results.rounds import RoundRecord
+from pacbayes_fl.results.warned import heard
 from pacbayes_fl.study import choices, duration, held_rows, privacy, residuals, saved_rows, scaling
 from pacbayes_fl.study.callbacks import Callback, Told
 from pacbayes_fl.study.callbacks import check as check_callbacks
 from pacbayes_fl.study.data import ScaledGroup
-from pacbayes_fl.study.evaluate import classification, coverage, regression
+from pacbayes_fl.study.evaluate import classification, coverage, described, points, regression, shards
+from pacbayes_fl.study.evaluate.regression import Report
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.folder import Folder, RunFolder, Settled, folder_of
+from pacbayes_fl.study.folder import RunFolder, Settled
 from pacbayes_fl.study.held_rows import TrainingHistory
 from pacbayes_fl.study.instances import Instances, Model
 from pacbayes_fl.study.prepare import device_of, prepare
+from pacbayes_fl.study.rank_folder import AnyFolder, folder_for
 from pacbayes_fl.study.search import held_out, overfitting
 from pacbayes_fl.study.training import Listeners, Training
 
@@ -113,6 +117,7 @@ def run(
     data: tables.Dataset | Mapping[str, Sequence[object]] | None = None,
     metrics: Sequence[Metric] = (),
     callbacks: Sequence[Callback] = (),
+    ranks: Ranks | None = None,
 ) -> Result:
     """Run a study: train, personalise, score; with a folder, write everything there.
 
@@ -127,9 +132,10 @@ def run(
         data: a data set, or by name the rows (x [m, d], y [m]) of every client, in place of the study's [data] source.
         metrics: records `Metric`, beside the study's [report] metrics; see `Study.with_instances` for all four.
         callbacks: told of every round with its scores; each can end the run, such as `EarlyStop`.
+        ranks: the processes that run the study together, from `federation.ranks.opened`; every one calls this.
 
     Returns:
-        The result, also in the folder.
+        The result, also in the folder; without clients in a process that is not the first.
 
     Example:
         >>> import torch, pacbayes_fl as fl
@@ -151,11 +157,11 @@ def run(
     """
     if method is not None or model is not None or data is not None or metrics:
         study = study.with_instances(method=method, model=model, data=data, metrics=metrics)
-    folder = folder_of(out)
-    with _threads(study.federation.threads), folder.lock():
-        trained = train(study, folder.path, resume, on_round, callbacks)
-        result = report(trained)
-        folder.finish(result)
+    folder = folder_for(out, ranks)
+    with _threads(study.federation.threads), folder.lock(), heard() as said:
+        trained = train(study, folder.path, resume, on_round, callbacks, ranks)
+        result = report(trained, ranks)
+        folder.finish(result, study.report.page, said)
     return result
 
 
@@ -165,6 +171,7 @@ def train(
     resume: bool = False,
     on_round: OnRound | None = None,
     callbacks: Sequence[Callback] = (),
+    ranks: Ranks | None = None,
 ) -> Trained:
     """Run a study's rounds.
 
@@ -174,6 +181,7 @@ def train(
         resume: go on from the folder's last intact checkpoint.
         on_round: as `run`.
         callbacks: as `run`.
+        ranks: as `run`.
 
     Returns:
         The federation after its last round.
@@ -183,7 +191,7 @@ def train(
     """
     privacy.check(study, folder)
     check_callbacks(callbacks)
-    return _trained(study, folder_of(folder), resume, on_round or _unheard, Told(callbacks))
+    return _trained(study, folder_for(folder, ranks), resume, on_round or _unheard, Told(callbacks), ranks)
 
 
 def _unheard(record: RoundRecord) -> None:
@@ -204,13 +212,13 @@ class _Federation(NamedTuple):
         return self.groups["existing"].train
 
     def errors(
-        self, state: FederationState, folder: Folder, aggregator: PrivateAggregator | None = None
+        self, state: FederationState, folder: AnyFolder, aggregator: PrivateAggregator | None = None
     ) -> residuals.ErrorShape:
         """The shape of errors after the last round; a private run pays for it, and one that is opened does not."""
         method, existing = federation_state.at_rates(self.method, state), self.groups["existing"]
         return residuals.recall(self.settled.study, folder.path, method, state, existing, aggregator)
 
-    def trained(self, state: FederationState, folder: Folder, **more: Any) -> Trained:
+    def trained(self, state: FederationState, folder: AnyFolder, **more: Any) -> Trained:
         """The state after the last round, at the final learning rates."""
         settled, method = self.settled, federation_state.at_rates(self.method, state)
         return Trained(
@@ -231,7 +239,7 @@ def _assembled(
     study: Study,
     notes: JsonMapping,
     dataset: tables.Dataset,
-    folder: Folder,
+    folder: AnyFolder,
     on_trial: OnRound = _unheard,
     releases: Releases | None = None,
 ) -> _Federation:
@@ -253,7 +261,9 @@ def _assembled(
     return _Federation(settled, method, groups, state)
 
 
-def _trained(study: Study, folder: Folder, resume: bool, on_round: OnRound, callbacks: Told) -> Trained:
+def _trained(
+    study: Study, folder: AnyFolder, resume: bool, on_round: OnRound, callbacks: Told, ranks: Ranks | None
+) -> Trained:
     study, notes = folder.recall(study, resume)
     dataset = folder.dataset(study)
     begun = _assembled(study, notes, dataset, folder, on_round)
@@ -263,6 +273,7 @@ def _trained(study: Study, folder: Folder, resume: bool, on_round: OnRound, call
     message = scaling.outside(study, dataset)
     opening = (begun.method, begun.state, begun.clients, folder.path, folder.released)
     aggregator = privacy.open_private(study, *opening, 0 if message is None else message.coordinates)
+    privacy.share_ledger(study, aggregator, dataset, begun.state.round)
     if aggregator is not None and message is not None and folder.scaling(dataset) is None:  # until here, a rehearsal
         begun = _assembled(study, notes, dataset, folder, releases=aggregator.outside)
     duration.announce(study, begun.method, begun.clients, begun.state.round)
@@ -272,57 +283,73 @@ def _trained(study: Study, folder: Folder, resume: bool, on_round: OnRound, call
     callbacks.on_start(tuple(records))
 
     def scored(record: RoundRecord, state: FederationState, last: bool) -> RoundRecord:
-        return _scored(begun, state, record, aggregator, last)
+        return _scored(begun, state, record, aggregator, last, ranks)
 
     every, listeners = privacy.checkpoint_every(study), Listeners(scored, on_round, callbacks)
     going = Training(study, begun.clients, folder, aggregator, every, begun.state, records, listeners)
     with going.open() as taken:
-        for record, after in engine.rounds(begun.method, begun.clients, study.plan, begun.state, aggregator):
+        for record, after in engine.rounds(begun.method, begun.clients, study.plan, begun.state, aggregator, ranks):
             if taken(record, after):
                 break
     state = going.state
     if records and state.round < study.plan.rounds:  # a budget ended it: this is the last round, and is scored as such
-        records[-1] = _scored(begun, state, records[-1], aggregator, last=True)
+        records[-1] = _scored(begun, state, records[-1], aggregator, True, ranks)
     overfitting.look_back(study, records, begun.groups["existing"].validation, begun.method.objective)
-    errors = begun.errors(state, folder, aggregator)
-    residuals.keep(folder.path, errors, state.round)
-    notes = {**begun.settled.notes, **privacy.labels(study, aggregator, state.round), **state.watch.labels()}
+    known = state if ranks is None or not residuals.learned(study) else whole(state, begun.clients, ranks)
+    errors = begun.errors(known, folder, aggregator)
+    if ranks is None or ranks.first:
+        residuals.keep(folder.path, errors, state.round)
+    together = None if aggregator is None else aggregator.ledger.settle()
+    notes = {**begun.settled.notes, **privacy.labels(study, aggregator, state.round, together), **state.watch.labels()}
     notes |= callbacks.notes(state.round, study.plan.rounds) | residuals.labels(study)
     return begun.trained(state, folder, rounds=tuple(records), notes=notes, errors=errors)
 
 
 def _scored(
-    begun: _Federation, state: FederationState, record: RoundRecord, aggregator: PrivateAggregator | None, last: bool
+    begun: _Federation,
+    state: FederationState,
+    record: RoundRecord,
+    aggregator: PrivateAggregator | None,
+    last: bool,
+    ranks: Ranks | None,
 ) -> RoundRecord:
     """Add scores, what privacy was spent, and how uncertain classifiers are, to the rounds that are to have them."""
     study, group, method = begun.settled.study, begun.groups["existing"], federation_state.at_rates(begun.method, state)
-    every = study.report.evaluate_every or max(1, study.plan.rounds // 10)
     classes = not group.train.y.is_floating_point()
-    if study.recipe.rounds and (last or record.round % every == 0):
-        scores = (classification.curve if classes else regression.curve)(method, state, group, study.plan)
+    if study.recipe.rounds and (last or points.is_due(study, record.round)):
+        scores = shards.point(method, state, group, study.plan, ranks)
         record = replace(record, values={**record.values, **scores, **privacy.epsilon_spent(aggregator)})
     if classes and (last or record.round in study.report.uncertainty_rounds):
-        record = replace(record, histograms=classification.histograms(method, state, group, study.plan))
+        record = replace(record, histograms=shards.histograms(method, state, group, study.plan, ranks))
     return record
 
 
-def report(trained: Trained) -> Result:
+def report(trained: Trained, ranks: Ranks | None = None) -> Result:
     """Score a trained federation on every group of clients.
 
     Args:
         trained: after its last round.
+        ranks: the processes that have trained it together, if there are several.
 
     Returns:
         The result: a row per client and group, predictions, and the record of the rounds.
     """
     study, task = trained.study, _task(trained.dataset)
-    of_numbers = partial(regression.evaluate, errors=trained.errors, by=coverage.column(study, trained.dataset))
-    evaluate = of_numbers if task == "regression" else classification.evaluate
-    metrics = regression.metrics_of(study, task)
+    metrics, column = regression.metrics_of(study, task), coverage.column(study, trained.dataset)
     reports = []
     for name, group in trained.groups.items():
-        one = evaluate(trained.method, trained.state, name, group, study.plan, metrics)
-        reports.append(one._replace(rows=_described(trained, one.rows) if name == "existing" else one.rows))
+
+        def scored(state: FederationState, part: ScaledGroup, at: Tensor, name: str = name) -> Report:
+            given = trained.method, state, name, part, study.plan, metrics
+            if task == "regression":
+                values = column(name)
+                one = regression.evaluate(*given, trained.errors, None if values is None else values[at])
+            else:
+                one = classification.evaluate(*given)
+            return shards.described(trained.method, state, one) if name == "existing" else one
+
+        own = regression.state_of(trained.method, trained.state, name, group)
+        reports.append(shards.report(scored, own, group, ranks))
     rows = tuple(row for one in reports for row in one.rows)
     return Result(
         study.name,
@@ -340,46 +367,10 @@ def _task(dataset: tables.Dataset) -> str:
     return "regression" if dataset.classes is None else "classification"
 
 
-_DESCRIBED = 64  # clients whose states are looked at together
-
-
-def _described(trained: Trained, rows: Sequence[ClientRow]) -> list[ClientRow]:
-    """Add what the method says of every client's state to the rows of those clients."""
-    kept = Kept.of(trained.state.kept, len(rows))
-    said: dict[str, list[float]] = {}
-    for at in range(0, len(rows), _DESCRIBED):
-        described = trained.method.describe(kept.select(range(at, min(at + _DESCRIBED, len(rows)))))
-        for name, values in described.items():
-            said.setdefault(name, []).extend(values.tolist())
-    return [
-        replace(row, metrics={**row.metrics, **{name: values[k] for name, values in said.items()}})
-        for k, row in enumerate(rows)
-    ]
-
-
 def _labels(trained: Trained, rows: Sequence[ClientRow]) -> JsonTable:
-    study, dataset = trained.study, trained.dataset
-    metrics = regression.metrics_of(study, _task(dataset))
-    differences: JsonTable = {
-        "differs_from_paper": {key: list(pair) for key, pair in study.differences().items()},
-        "round": trained.state.round,
-        "files": leaving(study.privacy.epsilon is not None and study.privacy.randomness == "system"),
-        **({} if trained.method.raw_units else scaling.labels(trained.groups["existing"].shared, dataset)),
-    }
-    if trained.fell_back:
-        differences["fell_back"] = list(trained.fell_back)
-    if "test_rows" in dataset.provenance:
-        differences["test_rows"] = dataset.provenance["test_rows"]
-    if dataset.classes is not None:
-        labels = classification.labels(trained.method, rows, trained.rounds, metrics)
-        return {"classes": dataset.classes, "target_name": dataset.target.name} | labels | differences
-    options = study.table()["method"]
-    labels = (
-        regression.labels(study.method.name, options, dataset.features, dataset.target, metrics)
-        | trained.method.about()
-        | coverage.labels(study, dataset)
-    )
-    return labels | differences
+    about = trained.study, trained.method, trained.state.round, trained.dataset, trained.groups["existing"].shared
+    fell_back = {"fell_back": list(trained.fell_back)} if trained.fell_back else {}
+    return described.labels(*about, rows, trained.rounds) | fell_back
 
 
 def open_run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import secrets
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from pacbayes_fl.data import tables
 from pacbayes_fl.errors import UNREADABLE, DataError, StudyError
 from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.methods.base import AnyMethod
-from pacbayes_fl.results.manifest import put
+from pacbayes_fl.results.manifest import put, put_written
 from pacbayes_fl.study import fingerprints
 from pacbayes_fl.study.data import check_rows, check_saved, load, load_saved, to_saved
 from pacbayes_fl.study.file import Study
@@ -55,9 +54,8 @@ def save(folder: Path, study: Study, dataset: tables.Dataset) -> None:
         CheckpointError: when a file cannot be written.
     """
     if study.report.keep == "all":
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, **to_saved(dataset))  # type: ignore[arg-type]
-        put(folder, {ROWS: buffer.getvalue()})
+        arrays = to_saved(dataset)
+        put_written(folder, ROWS, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
         return
     salt = secrets.token_hex(16)
     columns = [column.name for column in (*dataset.features, dataset.target)]

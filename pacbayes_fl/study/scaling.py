@@ -7,17 +7,17 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor
 
 from pacbayes_fl import settings
 from pacbayes_fl.data import scaling, tables
-from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.linear_start import LinearStart
 from pacbayes_fl.data.private_moments import MomentMessage
 from pacbayes_fl.data.scaling import FEDERATED, ColumnScale, Scaling, Shared
+from pacbayes_fl.data.sent_moments import SentMoments
 from pacbayes_fl.data.summaries import SummaryScale, settle_summaries, summary_names
 from pacbayes_fl.data.transforms import TRANSFORMS, Transform
 from pacbayes_fl.errors import UNREADABLE, DataError, PrivacyError, StudyError
@@ -49,7 +49,25 @@ def inputs(study: Study, dataset: tables.Dataset) -> list[str]:
     return [*names(dataset)[:-1], *own]
 
 
-def settle(study: Study, dataset: tables.Dataset, releases: Releases | None = None, alone: str = "") -> Shared:
+class Sent(NamedTuple):
+    """What clients whose rows are elsewhere have sent of their columns.
+
+    Args:
+        moments: of a run that is not private.
+        messages: of a private run [K, D], see `MomentMessage.of_clients`.
+    """
+
+    moments: SentMoments | None = None
+    messages: Tensor | None = None
+
+
+def settle(
+    study: Study,
+    dataset: tables.Dataset,
+    releases: Releases | None = None,
+    alone: str = "",
+    sent: Sent | None = None,
+) -> Shared:
     """Determine how every column of a study is scaled, from its training rows.
 
     Args:
@@ -57,6 +75,7 @@ def settle(study: Study, dataset: tables.Dataset, releases: Releases | None = No
         dataset: rows in their own units.
         releases: of a private run, makes the one release of all clients' moments; None where none may be made.
         alone: why no moments of all clients' rows can be had, in words.
+        sent: by clients whose rows are elsewhere; those of the dataset are not looked at then.
 
     Returns:
         What all clients' scaling has in common.
@@ -94,7 +113,10 @@ def settle(study: Study, dataset: tables.Dataset, releases: Releases | None = No
     if transform is not None:
         train = transform.apply(train)
     if message is not None and releases is not None:
-        shared = _released(message, train, columns, releases)
+        told = message.of_clients(train) if sent is None or sent.messages is None else sent.messages
+        shared = _released(message, told, columns, releases)
+    elif sent is not None and sent.moments is not None:
+        shared = scaling.settle_moments(sent.moments, asked, columns, why)
     else:
         shared = scaling.settle(train, asked, columns, why)
     shared = shared._replace(transform=transform)
@@ -123,19 +145,19 @@ def _asked(study: Study, dataset: tables.Dataset) -> list[ColumnScale | None]:
     """Say how a study scales every column, whatever its rows are; None of a column that it leaves open."""
     data, columns = study.data, names(dataset)
     default: ColumnScale | None = None if data.scale in ("client", "held-out") else cast(ColumnScale, data.scale)
-    usual, table = data.layout.same_for_all(columns), data.layout
+    usual = data.same_for_all(columns)
     asked = [
-        data.column_scale.get(name) or data.column_scale.get(table.column_of(name)) or usual.get(name, default)
+        data.column_scale.get(name) or data.column_scale.get(data.column_of(name)) or usual.get(name, default)
         for name in columns
     ]
     last = asked[-1] or "client"  # a target that tells clients apart is for a method to learn
     return [*asked[:-1], "none" if dataset.classes is not None else last]
 
 
-def _released(message: MomentMessage, train: ClientBatch, columns: list[str], releases: Releases) -> Shared:
+def _released(message: MomentMessage, told: Tensor, columns: list[str], releases: Releases) -> Shared:
     """Scale columns by the mean of the clients' messages; what it is a function of beside the rows is public."""
     about = json.dumps([columns, message.kinds, message.low.tolist(), message.high.tolist(), message.summaries])
-    mean = releases.mean(MESSAGE, message.of_clients(train), message.longest, 0, about)
+    mean = releases.mean(MESSAGE, told, message.longest, 0, about)
     return message.shared(mean, releases.noise_std(MESSAGE, message.longest))
 
 
@@ -283,7 +305,28 @@ def read(folder: Path, dataset: tables.Dataset) -> Shared:
         return scaling.untouched(1)
     path, hint = folder / FILE, "restore it, or run the study anew"
     try:
-        result = json.loads(path.read_text("utf-8"))
+        return from_json(path.read_bytes(), dataset)
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing: it holds {FILES[FILE].holds}", hint=hint) from None
+    except DataError as error:
+        raise DataError(f"{path} cannot be read: {error}", hint=hint) from error
+
+
+def from_json(data: bytes, dataset: tables.Dataset) -> Shared:
+    """Read the result of `to_json`.
+
+    Args:
+        data: contents of the file.
+        dataset: gives the columns that it must be of.
+
+    Returns:
+        As it was written.
+
+    Raises:
+        DataError: when it cannot be read, or is of other columns.
+    """
+    try:
+        result = json.loads(data)
         columns, known = result["columns"], result["average"]
         kinds = tuple(column["scale"] for column in columns)
         if [column["name"] for column in columns] != names(dataset) or not {*kinds} <= {*get_args(ColumnScale)}:
@@ -306,10 +349,8 @@ def read(folder: Path, dataset: tables.Dataset) -> Shared:
         return Shared(
             kinds, **moments, average=average, linear=linear, summaries=summaries, bounds=bounds, transform=transform
         )
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing: it holds {FILES[FILE].holds}", hint=hint) from None
     except UNREADABLE as error:
-        raise DataError(f"{path} cannot be read: {error}", hint=hint) from error
+        raise DataError(str(error)) from error
 
 
 _MOMENTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(

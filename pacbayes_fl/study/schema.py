@@ -28,6 +28,7 @@ Schema = JsonTable
 
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 _DEFINED: Final = "#/$defs/{}"
+_FOLDER: Final = r"/[^./:]*$"  # a source that is a folder of images
 _BUDGETS: Final = ("epsilon", SIMULATED_EPSILON)  # of which [privacy] has to give one
 
 
@@ -39,10 +40,15 @@ def schema() -> Schema:
 
     Returns:
         The schema, of plain values.
+
+    Example:
+        >>> from pacbayes_fl.study.schema import schema
+        >>> schema()["title"]
+        'Study of pacbayes_fl'
     """
     study = options_of(Study)
     models = {_model(over): _models_over(over) for over in dict.fromkeys(kind.over for kind in KINDS.values())}
-    sources = {_source(names[0]): _sourced(names) for names in _alike()}
+    sources = {_source(names[0]): _sourced(names) for names in (*_alike(), [study_sources.FOLDER])}
     methods = {_method(name): _table(recipe.options, recipe.title) for name, recipe in METHODS.items()}
     return {
         "$schema": DRAFT,
@@ -164,7 +170,7 @@ def _alike() -> list[list[str]]:
 
 
 def _source(name: str) -> str:
-    return f"data.{name}"
+    return f"data.{name.rstrip('/')}"  # a slash ends a step of a reference
 
 
 def _sourced(names: Sequence[str]) -> Schema:
@@ -173,14 +179,16 @@ def _sourced(names: Sequence[str]) -> Schema:
 
 
 def _data(sources: Mapping[str, Schema]) -> Schema:
-    """Table [data], whose options are those of its source; a file has none."""
+    """Table [data], whose options are those of its source; of a file they are not told apart."""
     table = _table(DataPart)
     known = {"enum": [*study_sources.every()]}
     properties = table["properties"]
     properties["source"] |= {"anyOf": [known, {"type": "string"}]}
     properties["options"] |= {"properties": _union(sources)}
     options = {names[0]: {"properties": {"options": _defined(_source(names[0]))}} for names in _alike()}
-    cases = [({"source": {"enum": names}}, options[names[0]]) for names in _alike()]
+    cases: list[tuple[Schema, Schema]] = [({"source": {"enum": names}}, options[names[0]]) for names in _alike()]
+    folder = {"properties": {"options": _defined(_source(study_sources.FOLDER))}}
+    cases.append(({"source": {"pattern": _FOLDER}}, folder))
     usual = next(names[0] for names in _alike() if properties["source"]["default"] in names)
     return table | _switch([*cases, ({"source": {}}, {})], options[usual])
 

@@ -6,26 +6,34 @@ import json
 import secrets
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from pacbayes_fl.data import tables
+from pacbayes_fl.data.scaling import Shared
 from pacbayes_fl.errors import UNREADABLE, DataError, DeployError, caller_stacklevel
-from pacbayes_fl.federation import engine, frames
+from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.arrays import shown
+from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.mail import Mail, MailTransport
+from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.federation.remote_player import RemotePlayer
 from pacbayes_fl.files import JsonTable
-from pacbayes_fl.results.folder import NODES, leaving
+from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.results.folder import NODES
 from pacbayes_fl.results.manifest import put
-from pacbayes_fl.results.records import Result, environment
+from pacbayes_fl.results.records import ClientRow, Result, environment
 from pacbayes_fl.results.rounds import RoundRecord, truncate_rounds
 from pacbayes_fl.study import apart, privacy, scaling
 from pacbayes_fl.study.apart import Hello, Roster
 from pacbayes_fl.study.callbacks import Callback, Told
 from pacbayes_fl.study.callbacks import check as check_callbacks
+from pacbayes_fl.study.evaluate import described, points
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.folder import RunFolder
+from pacbayes_fl.study.gather import Nodes, answers, rows_of
 from pacbayes_fl.study.held_rows import TrainingHistory
 from pacbayes_fl.study.prepare import build, device_of
 from pacbayes_fl.study.training import Listeners, Training
@@ -37,11 +45,11 @@ class Waits:
 
     Args:
         nodes: seconds until all nodes have said who they are.
-        round: seconds for the answers of a round.
+        round: seconds for the answers of a round; those of the study when None.
     """
 
     nodes: float = 120.0
-    round: float = 600.0
+    round: float | None = None
 
 
 PATIENT: Final = Waits()
@@ -73,7 +81,7 @@ def serve(
         claims: names of the clients of each node, by its number, where the server knows whose key it has.
 
     Returns:
-        The result, without scores, which the nodes can give.
+        The result, with the lines of the clients that share them.
 
     Raises:
         StudyError: when the study takes more of clients than updates; as `study.run.run`.
@@ -92,80 +100,115 @@ def serve(
         hellos = _greeted(mail, waits.nodes)
         _check_claims(hellos, claims)
         known = Roster.of([*hellos.values()], device_of(study))
-        run = _recalled(folder.path, known, folder)
+        run = _recalled(folder.path, known)
         method, _ = build(study, known.schema)
-        clients = known.batch
-        state = folder.restore(method, clients, study)
-        engine.check(method, clients, study.plan, state)
-        aggregator = privacy.open_private(study, method, state, clients, folder.path, folder.released)
-        records = _opened(folder, study, known, run, state.round)
-        _joined(mail, [*hellos], run, state.round, waits.nodes)
+        state = folder.restore(method, known.batch, study)
+        engine.check(method, known.batch, study.plan, state)
+        schema = known.dataset(study.data.bounds)
+        telling = apart.telling(study, schema)
+        numbers = 0 if telling is None or telling.message is None else telling.width
+        opening = study, method, state, known.batch, folder.path, folder.released, numbers
+        aggregator = privacy.open_private(*opening)
+        nodes = Nodes(mail, hellos, run, waits.nodes)
+        shared = folder.scaling(schema) or _scaling(study, nodes, known, telling, aggregator)
+        records = _opened(folder, study, known, shared, run, state.round)
+        _joined(nodes, study, shared, schema, state.round)
         told.on_start(tuple(records))
         owners = {name: node for node, hello in hellos.items() for name in hello.clients}
-        transport = MailTransport(mail, owners, waits.round)
-        player = RemotePlayer(method, clients, study.plan, aggregator, transport, run)
-        listeners = Listeners(lambda record, *_: record, on_round or (lambda _: None), told)
-        going = Training(study, clients, folder, aggregator, 1, state, records, listeners)
+        seconds = study.deploy.deadline if waits.round is None else waits.round
+        nodes = Nodes(mail, hellos, run, seconds)
+        transport = MailTransport(mail, owners, seconds)
+        player = RemotePlayer(method, known.batch, study.plan, aggregator, transport, run, study.deploy.compress)
+        listeners = Listeners(partial(_scored, study, method, nodes, aggregator), on_round or (lambda _: None), told)
+        going = Training(study, known.batch, folder, aggregator, 1, state, records, listeners)
         with going.open() as taken:
             for record, after in engine.play(player, state):
                 if taken(record, after):
                     break
         state = going.state
         labels = {**notes, **privacy.labels(study, aggregator, state.round), **state.watch.labels()}
-        labels |= told.notes(state.round, study.plan.rounds) | _labels(study, state.round)
+        labels |= told.notes(state.round, study.plan.rounds)
+        rows = _finished(study, method, nodes, hellos, known, state, aggregator)
+        about = described.labels(study, method, state.round, schema, shared, rows, records)
         task = "regression" if known.schema.classes is None else "classification"
-        result = Result(study.name, study.method.name, study.seed, task, tuple(records), (), {}, labels)
-        folder.finish(result)
+        name, labels = study.method.name, about | labels
+        result = Result(study.name, name, study.seed, task, tuple(records), tuple(rows), labels=labels)
+        folder.finish(result, study.report.page)
         return result
 
 
-def _labels(study: Study, round: int) -> JsonTable:
-    differences = {key: list(pair) for key, pair in study.differences().items()}
-    private = study.privacy.epsilon is not None and study.privacy.randomness == "system"
-    return {"differs_from_paper": differences, "round": round, "files": leaving(private)}
+def _scaling(
+    study: Study, nodes: Nodes, known: Roster, telling: apart.Telling | None, aggregator: PrivateAggregator | None
+) -> Shared:
+    """Settle how columns are scaled, by what clients tell."""
+    came = None if telling is None else nodes.moments(known, telling.width)
+    releases = None if aggregator is None else aggregator.outside
+    return apart.settle(study, known.dataset(study.data.bounds), came, releases)
 
 
-def _asked(mail: Mail, nodes: Sequence[int], letter: JsonTable, seconds: float) -> dict[int, JsonTable]:
-    """Ask all nodes the same, and insist on an answer of each."""
-    answers = dict[int, JsonTable]()
-    for node, data in mail.ask(dict.fromkeys(nodes, frames.encode(letter, {})), seconds):
-        answers[node] = dict(frames.decode(data).config)
-        if "refused" in answers[node]:
-            raise DeployError(f"node {node} does not take part: {shown(str(answers[node]['refused']))}")
-    if silent := [node for node in nodes if node not in answers]:
-        raise DeployError(f"{len(silent)} of {len(nodes)} nodes did not answer within {seconds:g} s: {silent[:5]}")
-    return answers
+def _scored(
+    study: Study,
+    method: AnyMethod,
+    nodes: Nodes,
+    aggregator: PrivateAggregator | None,
+    record: RoundRecord,
+    state: FederationState,
+    last: bool,
+) -> RoundRecord:
+    """Add scores to the rounds of the learning curve, where nodes tell them, and what privacy was spent."""
+    if not (last or points.is_due(study, record.round)):
+        return record
+    shares = apart.shares(study)
+    scores = nodes.curve(method, state, study.seed) if "loss" in shares else {}
+    return replace(record, values={**record.values, **scores, **privacy.epsilon_spent(aggregator)})
+
+
+def _finished(
+    study: Study,
+    method: AnyMethod,
+    nodes: Nodes,
+    hellos: Mapping[int, Hello],
+    known: Roster,
+    state: FederationState,
+    aggregator: PrivateAggregator | None,
+) -> list[ClientRow]:
+    """Let nodes personalise after the last round, and give the lines of the clients that share them."""
+    spent = None if aggregator is None else aggregator.ledger.path.read_bytes()
+    released = None if aggregator is None else len(aggregator.ledger)
+    came = nodes.finish(method, state, study.seed, spent, released)
+    return rows_of(came, hellos, known) if "metrics" in apart.shares(study) else []
 
 
 def _greeted(mail: Mail, seconds: float) -> dict[int, Hello]:
     nodes = list(mail.nodes())
     if not nodes:
         raise DeployError("there is no node", hint="start nodes, and see that their keys are registered")
-    answers = _asked(mail, nodes, {"kind": "hello"}, seconds)
-    return {node: Hello.from_json(answers[node].get("hello") or {}) for node in nodes}
+    came = answers(mail, nodes, {"kind": "hello"}, seconds)
+    return {node: Hello.from_json(came[node].config.get("hello") or {}) for node in nodes}
 
 
 def _check_claims(hellos: Mapping[int, Hello], claims: Mapping[int, Sequence[str]] | None) -> None:
     """Refuse a node that is nobody's, or that claims a client of another's."""
     for node, hello in hellos.items() if claims is not None else ():
         own = (claims or {}).get(node, ())
-        for name in hello.clients:
+        for name in (*hello.clients, *hello.new):
             if name not in own:
                 what = f"node {node} claims it, and its key belongs to the node of {', '.join(own[:5]) or 'nobody'}"
                 raise DataError(what, client=name)
 
 
-def _joined(mail: Mail, nodes: Sequence[int], run: str, round: int, seconds: float) -> None:
+def _joined(nodes: Nodes, study: Study, shared: Shared, schema: tables.Dataset, round: int) -> None:
     """Let the nodes join the run, and name those that have lost what they knew of it."""
-    for answer in _asked(mail, nodes, {"kind": "join", "run": run, "round": round}, seconds).values():
-        new = answer.get("new")
-        lost = [name for name, begins in new.items() if begins is True] if isinstance(new, dict) else []
-        if round and lost:
-            what = f"{', '.join(map(shown, lost[:5]))}: the node has lost what it knew of the run, and joins as new"
-            warnings.warn(f"{what} after round {round}", stacklevel=caller_stacklevel())
+    about: JsonTable = {"seed": study.seed, "compress": study.deploy.compress}
+    if apart.telling(study, schema) is not None:
+        about["scaling"] = scaling.to_json(shared, schema).decode()
+    lost = [name for name, begins in nodes.join(round, about).items() if begins]
+    if round and lost:
+        what = f"{', '.join(map(shown, lost[:5]))}: the node has lost what it knew of the run, and joins as new"
+        warnings.warn(f"{what} after round {round}", stacklevel=caller_stacklevel())
 
 
-def _recalled(path: Path, known: Roster, folder: RunFolder) -> str:
+def _recalled(path: Path, known: Roster) -> str:
     """Give the identifier of a run that goes on, whose clients must be the same, or of a new one."""
     now = _clients(known)
     if not (path / NODES).is_file():
@@ -187,10 +230,9 @@ def _clients(known: Roster) -> dict[str, int]:
     return dict(zip(known.batch.names, map(int, known.batch.size.tolist()), strict=True))
 
 
-def _opened(folder: RunFolder, study: Study, known: Roster, run: str, last: int) -> list[RoundRecord]:
+def _opened(folder: RunFolder, study: Study, known: Roster, shared: Shared, run: str, last: int) -> list[RoundRecord]:
     """Write what the server knows before the first round, and give the records of the rounds that are finished."""
     path, schema = folder.path, known.schema
-    shared = apart.settle(study, known.dataset(study.data.bounds))
     scaling.save(path, shared, schema)
     put(path, {"metrics.json": None, "ended.json": None})  # of fewer rounds: they say that it is over
     about = environment(device_of(study)) | {"seed": study.seed, "data": {"source": "nodes"}}

@@ -60,7 +60,10 @@ FOLDER: Final = "FOLDER/"
 
 FILES: tuple[tuple[str, str], ...] = (
     ("FILE.npz", "what data_gen wrote; or your own images: x [R, channels, H, W], y, client, and maybe split"),
-    (FOLDER, "your own images: CLIENT/CLASS/*.png, or CLASS/*.png with a partition; below train/ and test/ or not"),
+    (
+        FOLDER,
+        "your own images: CLIENT/CLASS/*.png, or CLASS/*.png with a partition; CLIENT/train/CLASS/ or train/ on top",
+    ),
     (
         "FILE.csv",
         "your own rows: a client column, the target y, features (also words, gaps and lags: `describe data`), a time",
@@ -150,6 +153,27 @@ def options_of(name: str) -> dict[str, Option]:
     for one in PARTITIONS.values():
         result |= {key: option for key, option in options.options_of(one.options).items() if key not in result}
     return result
+
+
+def alike(one: object, other: object) -> bool:
+    """Say whether what a study says of one source goes for another.
+
+    Args:
+        one: what [data] source is.
+        other: likewise.
+
+    Returns:
+        Whether both are tables of a user's, or sources with the same options.
+    """
+    from pacbayes_fl.data.user_tables import TABLES
+
+    if not isinstance(one, str) or not isinstance(other, str):
+        return False
+    tables = [Path(name).suffix.lower() in TABLES for name in (one, other)]
+    if any(tables):
+        return all(tables)
+    known = {*options_of(one)}
+    return bool(known) and known == {*options_of(other)}
 
 
 def _own_options() -> dict[str, Option]:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from pacbayes_fl.data import user_tables
+from pacbayes_fl.data import cells, user_tables
 from pacbayes_fl.data.inspection import Finding, inspect
 from pacbayes_fl.data.tables import Dataset
 from pacbayes_fl.errors import PacBayesFLError
@@ -117,7 +117,7 @@ def check(path: Path | str, study: Study, cost: bool = True) -> TableCheck:
             ):  # a client without any value of a column has no median: gaps of what is left
                 whole = load(replace(lenient, data=replace(lenient.data, missing="median")))
         found = inspect(dataset, study.report.certify.twins, study.data.duplicate_rows == "allow", whole)
-        found[1:1] = [*_words_of(study), *_unused(study, list(columns)), *_left_out(study, dataset)]
+        found[1:1] = [*_words_of(study), *_unused(study, columns), *_left_out(study, dataset)]
         refused, price = list[str](), None
         try:
             load(asked)
@@ -133,7 +133,8 @@ def check(path: Path | str, study: Study, cost: bool = True) -> TableCheck:
 
 def _lengths(study: Study, columns: Mapping[str, Sequence[object]]) -> tuple[Finding, ...]:
     """Say how many rows there are of whom, of a table that no study has read yet."""
-    rows = Counter(str(name) for name in columns.get(study.data.client, ()))
+    data = study.data
+    rows = Counter(str(name) for name in columns.get(data.client, ()) if str(name) not in data.exclude_clients)
     if not rows:
         return ()
     (low, least), (high, most) = min(rows.items(), key=lambda one: one[1]), rows.most_common(1)[0]
@@ -149,8 +150,8 @@ def _words_of(study: Study) -> list[Finding]:
     return [Finding("words", f"{', '.join(names)}: columns of 0 and 1, one a word", f"data.categorical = {names}")]
 
 
-def _unused(study: Study, columns: Sequence[str]) -> list[Finding]:
-    """Name the columns that are in no feature."""
+def _unused(study: Study, columns: Mapping[str, Sequence[object]]) -> list[Finding]:
+    """Name the clients and the columns that are not used."""
     data = study.data
     roles = {data.client, data.target, data.time, "split", data.group, data.latitude, data.longitude}
     made_of = {
@@ -159,9 +160,16 @@ def _unused(study: Study, columns: Sequence[str]) -> list[Finding]:
         *data.client_features,
         *(name.rpartition(" of ")[2] for name in data.features),
     }
-    left = [name for name in columns if name not in roles | made_of] if data.features else []
-    text = f"{', '.join(left)}: no features (data.features)"
-    return [Finding("not used", text)] if left else []
+    out = []
+    if data.exclude_clients:
+        out.append(Finding("excluded", f"{', '.join(data.exclude_clients)}: no row is read (data.exclude_clients)"))
+    left = [name for name in columns if name not in roles | made_of]
+    if data.features:
+        text = f"{', '.join(left)}: no features (data.features)"
+    else:
+        left = [name for name in left if cells.is_empty(columns[name])]
+        text = f"{', '.join(left)}: no value in any row"
+    return [*out, *([Finding("not used", text)] if left else [])]
 
 
 def _left_out(study: Study, dataset: Dataset) -> list[Finding]:

@@ -29,7 +29,7 @@ def check_columns(study: Study) -> None:
         what = f"[data] categories of {user_tables.listed(learned)} are the words of all training rows"
         hint = f'data.categories = {{ {learned[0]} = ["...", "..."] }} says them'
         raise StudyError(f"{what}, also of those that a certificate needs untouched", hint=hint)
-    past = [name for name in data.features if data.layout.feature(name, ()).known_later]
+    past = [name for name in data.features if data.feature(name, ()).known_later]
     if past or data.missing == "median":
         name = f"[data] features has {past[0]!r}" if past else "[data] missing = 'median'"
         what = f"{name}: rows are made of each other, and a certificate needs rows that are independent draws"

@@ -16,7 +16,8 @@ from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study import privacy
 from pacbayes_fl.study.callbacks import Told
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.folder import Folder, StopRequest
+from pacbayes_fl.study.folder import StopRequest
+from pacbayes_fl.study.rank_folder import AnyFolder, CommonStop
 
 Scored = Callable[[RoundRecord, FederationState, bool], RoundRecord]
 """Adds scores to the record of a round, from its state and whether it is the last."""
@@ -55,7 +56,7 @@ class Training:
         self,
         study: Study,
         clients: ClientBatch,
-        folder: Folder,
+        folder: AnyFolder,
         aggregator: PrivateAggregator | None,
         every: int,
         state: FederationState,
@@ -89,7 +90,7 @@ class Training:
         if self.state.round == 0 or self.state.round < self.study.plan.rounds:
             self._save()
 
-    def _after(self, stop: StopSignal | StopRequest, record: RoundRecord, state: FederationState) -> bool:
+    def _after(self, stop: StopSignal | StopRequest | CommonStop, record: RoundRecord, state: FederationState) -> bool:
         self.state, self._released = state, None if self.aggregator is None else len(self.aggregator.ledger)
         last = record.round == self.study.plan.rounds
         record = self.listeners.scored(record, state, last)

@@ -29,6 +29,7 @@ def read(
     groups: Iterable[ScaledGroup] = (),
     past: History | None = None,
     columns: tuple[Mapping[str, Sequence[object]], list[str]] | None = None,
+    excluded: bool = True,
 ) -> user_tables.Table:
     """Read rows to predict, or to condition on.
 
@@ -42,6 +43,7 @@ def read(
             rows with a target in the table.
         past: what is known of the clients' past, the run's own when None.
         columns: what `user_tables.read_columns` gave of the file; it is read when None.
+        excluded: whether rows of `data.exclude_clients` are left unread here too.
 
     Returns:
         The table, in the order of the file; x is NaN where a feature is missing and not filled in.
@@ -49,10 +51,13 @@ def read(
     Raises:
         DataError: as `user_tables.read_table`.
     """
-    made = [column.name for column in schema.features]
+    made, path = [column.name for column in schema.features], Path(path)
+    if excluded and data.exclude_clients:
+        found = user_tables.read_columns(path) if columns is None else columns
+        columns = user_tables.without_clients(path, data.client, data.exclude_clients, found)
     table = user_tables.read_table(
-        Path(path),
-        data.layout,
+        path,
+        data,
         made,
         need_target=need_target,
         default_client=default,
@@ -63,7 +68,7 @@ def read(
     learned = {name: ~y.isnan() for name, (_, y) in table.clients.items()}
     if table.split is not None:
         learned = {name: own & ~table.split[name] for name, own in learned.items()}
-    return encoded(table, learned, data.layout, made, _medians(groups) if data.missing == "median" else {})
+    return encoded(table, learned, data, made, _medians(groups) if data.missing == "median" else {})
 
 
 LAGS: Final = "; a lag needs the value that long before, in this table or in the rows that the run has"
@@ -126,6 +131,22 @@ def lacks(table: user_tables.Table, client: str, rows: Tensor) -> str:
     columns = ("a clear time", *table.features)
     counts = [(columns[j], int((first == j).sum())) for j in first.unique().tolist()]
     return ", ".join(f"{name} ({count} row{'s' if count > 1 else ''})" for name, count in counts)
+
+
+def say_gaps(table: user_tables.Table, client: str, ask: Tensor) -> None:
+    """Warn of a client's rows that lack a feature: those to learn from are left out, those to predict stay blank.
+
+    Args:
+        table: as read.
+        client: its name.
+        ask: its rows to predict, bool [m].
+    """
+    gaps = ~gap_free(table)[client]
+    for rows, what in ((~ask, "to learn from lack a value and are left out"), (ask, "to predict lack a value: blank")):
+        bad = torch.where(gaps & rows)[0]
+        if len(bad):
+            said = f"{len(bad)} of {int(rows.sum())} rows of {client} {what}"
+            warnings.warn(f"{said}: {lacks(table, client, bad)}{LAGS}", stacklevel=caller_stacklevel())
 
 
 def require_all(table: user_tables.Table, client: str, ask: Tensor) -> None:

@@ -41,6 +41,13 @@ def test_other_tables_and_values_stay() -> None:
         anchored({"data": {"source": "a\0.csv"}}, HOME)
 
 
+def test_a_shared_ledger_counts_from_there_too() -> None:
+    for given, expected in (("a", "/of/study/a"), ("../a.json", "/of/a.json"), ("~/a", "~/a"), ("none", "none")):
+        assert anchored({"privacy": {"ledger": given}}, HOME) == {"privacy": {"ledger": expected}}
+    with pytest.raises(StudyError, match=r"\[privacy\] ledger must hold no NUL"):
+        anchored({"privacy": {"ledger": "a\0"}}, HOME)
+
+
 def test_objects_count_likewise_also_of_methods_of_their_own() -> None:
     table = {"method": {"name": "mine.py:Mine"}, "methods": {"mine.py:Mine": {"report": {"metrics": ["m.py:M", "x"]}}}}
     result = with_references(table, HOME)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +16,13 @@ from pacbayes_fl.federation.sockets import Listener, connect
 from pacbayes_fl.results.rounds import read_rounds
 from pacbayes_fl.study import deploy as deployment
 from pacbayes_fl.study.deploy import check_node, deploy, work_as_node
-from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.node_folder import NodeFolder
 from pacbayes_fl.study.run import run
+from tests.deployed import Owners, free, needs_flower, rounds_in, study_of, until
 from tests.laws.cases import assert_close
 from tests.study.test_served import server_of
 
-STUDY = Study.from_toml(
-    "polynomial", ["federation.rounds=2", "method.particles=2", "federation.device=cpu", "data.scale=client"]
-)
+STUDY = study_of(2)
 HELLO = frames.encode({"kind": "hello"}, {})
 
 
@@ -83,44 +79,35 @@ def test_what_cannot_be_deployed_is_refused_before_anything_starts(
     assert not any(tmp_path.iterdir())
 
 
-def free(count: int) -> int:
-    """Find consecutive ports that nobody uses."""
-    for first in range(20000 + os.getpid() % 20000, 60000, count):
-        try:
-            processes.check_ports(range(first, first + count))
-        except DeployError:
-            continue
-        return first
-    raise AssertionError("no port is free")
-
-
-def descendants() -> set[int]:
-    """Processes of this machine that name Flower or our workers."""
-
-    def commands() -> Iterator[tuple[int, str]]:
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                yield int(path.name), (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-
-    return {pid for pid, text in commands() if "flower-su" in text or "pacbayes_fl node run" in text}
-
-
 @pytest.mark.deploy
 @pytest.mark.slow
-def test_a_deployment_is_the_run_on_one_machine_and_leaves_no_process(tmp_path: Path) -> None:
-    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pacbayes_fl[flower]'")
-    before = descendants()
-    deploy(STUDY, tmp_path / "there", 2, port=free(3))
-    run(STUDY, tmp_path / "here")
-    assert_close(server_of(tmp_path / "there"), server_of(tmp_path / "here"), 1e-9)
-    assert [record.dropped for record in read_rounds(tmp_path / "there")] == [(), ()]
-    assert descendants() <= before
-    with pytest.raises(ZeroDivisionError):  # whatever ends the server ends them all
+@pytest.mark.timeout(900)
+def test_a_deployment_is_the_run_on_one_machine_and_whatever_ends_it_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in round 2 of three, a failure after the round that follows, and the rest."""
+    needs_flower()
+    study, out, port = study_of(3), tmp_path / "there", free(3)
+    (tmp_path / "study.toml").write_text(study.to_toml())
+    with Owners(tmp_path / "logs") as owners:
+        line = f"pacbayes-fl deploy study.toml --out there --nodes 2 --port {port}"
+        process = owners.type("deploy", line, tmp_path)
+        until(lambda: rounds_in(out) or process.poll() is not None, 250.0)
+        owners.stop("deploy")
+        assert process.wait() == 130 and "stopped; go on with --resume" in owners.said("deploy")
+        assert 1 <= len(read_rounds(out)) < 3
+        processes.check_ports(range(port, port + 3))
+        monkeypatch.setenv(*owners.marked)
 
         def fail(record: object) -> None:
+            assert owners.left()
             raise ZeroDivisionError
 
-        deploy(STUDY, tmp_path / "fails", 2, on_round=fail, port=free(3))
-    assert descendants() <= before
+        with pytest.raises(ZeroDivisionError):
+            deploy(study, out, 2, resume=True, on_round=fail, port=port)
+        assert not owners.left()
+        deploy(study, out, 2, resume=True, port=port)
+        assert not owners.left()
+    run(study, tmp_path / "here")
+    assert_close(server_of(out), server_of(tmp_path / "here"), 1e-9)
+    assert [record.dropped for record in read_rounds(out)] == [()] * 3

@@ -106,3 +106,10 @@ def test_a_hyper_prior_of_the_users_is_described_by_its_docstring() -> None:
 def test_a_name_of_two_things_is_described_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study_describe, "PARTITIONS", {**PARTITIONS, "mlp": PARTITIONS["labels"]})
     assert [result.family for result in describe("mlp")] == ["kind of model", "partition"]
+
+
+def test_any_folder_of_images_is_described() -> None:
+    (result,) = describe("my/photos/")
+    assert result.title == describe("FOLDER/")[0].title and {"size", "new", "test_share"} <= {
+        row.cells[0] for row in result.options[0].rows
+    }

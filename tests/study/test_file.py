@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,7 @@ def test_a_resolved_study_reads_back_as_itself(name: str, preset: str, tmp_path:
 
 def test_a_resolved_study_implies_nothing() -> None:
     table = tiny().table()
-    fields = {"data": 27, "model": 15, "method": 18, "federation": 15, "report": 10, "privacy": 9}
+    fields = {"data": 28, "model": 15, "method": 18, "federation": 16, "report": 11, "privacy": 11, "deploy": 3}
     assert {part: len(table[part]) for part in fields} == fields
     assert set(table) == {"name", "seed", *fields}
     assert table["federation"]["cohort"] == "none"
@@ -243,6 +244,25 @@ def test_relative_paths_count_from_the_studys_folder_and_those_of_sets_from_here
     assert Study.from_toml(file, ["data.source=rows.csv"]).data.source == str(tmp_path / "sub" / "rows.csv")
     for kept in ("polynomial", "$DATA/rows.csv", "/data/rows.csv"):
         assert Study.from_toml(file, [f"data.source={kept}"]).data.source == kept
+
+
+def test_another_table_in_the_place_of_one_keeps_what_the_study_says_of_it() -> None:
+    """And so does a source with the same options; of any other kind the keys are left out, by name."""
+    data = {"source": "a.csv", "target": "power", "time": "when", "scale": "pooled"}
+    own = {
+        "method": {"name": "ridge"},
+        "privacy": {"epsilon": "none"},
+        "methods": {"ridge": {"data": {"scale": "none"}}},
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kept = Study.from_table({"data": data} | own, sets=["data.source=b.parquet", "data.target=load"]).data
+        assert (kept.target, kept.time, kept.scale) == ("load", "when", "none")
+        images = Study.from_toml("mnist-small", ["data.source=fashion-mnist"])
+        assert images.data.options == Study.from_toml("mnist-small").data.options and images.data.follow_seed
+    with pytest.warns(UserWarning, match=r"\[data\] time, scale of the study are for another kind .* 'pv-ew'"):
+        moved = Study.from_table({"data": data} | own, sets=["data.source=pv-ew", "data.target=load"]).data
+    assert (moved.target, moved.time, moved.scale) == ("load", None, "client")
 
 
 # networks -------------------------------------------------------------------------------------------------------

@@ -56,3 +56,18 @@ def test_images_are_known_by_their_places(tmp_path: Path) -> None:
     assert len({code for _, code in every.values()}) == len(every)
     train = study_fingerprints.of_training_rows(dataset, "0")
     assert [*train] == [*dataset.groups["existing"].train.names] and len(set(train.values())) == len(train)
+
+
+def test_a_shared_ledger_knows_rows_by_values_and_by_client_and_target(tmp_path: Path) -> None:
+    """Under another name of the file and of the client, with other columns, and with one value changed."""
+    plain = study_fingerprints.for_ledger(of_table(tmp_path))
+    train = load(on_csv(tmp_path / "mine.csv")).groups["existing"].train
+    assert [len(plain[name]) for name in train.names] == [2 * int(m) for m in train.size]
+    fewer = study_fingerprints.for_ledger(load(on_csv(tmp_path / "mine.csv", "data.features=['wind']")))
+    renamed = [{**row, "client": f"x{row['client']}"} for row in rows(2)]
+    other = study_fingerprints.for_ledger(load(on_csv(write_csv(tmp_path / "other.csv", renamed))))
+    changed = study_fingerprints.for_ledger(of_table(tmp_path, (0, "y", 1.0)))
+    for name in plain:
+        half = len(plain[name]) // 2
+        assert len(plain[name] & fewer[name]) == len(plain[name] & other[f"x{name}"]) == half
+        assert len(plain[name] - changed[name]) == 2 * (name == train.names[0])

@@ -153,7 +153,7 @@ def test_a_run_that_keeps_no_rows_asks_for_them_again(given: dict[str, Any], tmp
 
 
 def test_instances_are_compared(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pacbayes_fl.study.compare.write", lambda out, result: None)  # tables and figures
+    monkeypatch.setattr("pacbayes_fl.study.compare.write", lambda *_: None)  # tables and figures
     data = tables.of_clients(given["data"])
     studies = [STUDY.with_instances(method=one, data=data) for one in (LocalOnly(network()), FedAvg(network()))]
     result = compare(studies, 1, tmp_path / "both")

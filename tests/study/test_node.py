@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
-from pacbayes_fl.errors import DataError, StudyError
+from pacbayes_fl.errors import DataError, PrivacyError, StudyError
 from pacbayes_fl.federation import frames
 from pacbayes_fl.federation.node import InMemory
 from pacbayes_fl.study.data import load
@@ -38,14 +40,23 @@ def test_what_leaves_is_told_before_anything_does() -> None:
     assert "bytes a client: score" in text and "y" in text
     private = Study.from_toml("polynomial", [*SMALL, "privacy.epsilon=1", "privacy.clip=1"])
     node = StudyNode(private, load(private), InMemory())
-    assert "numbers of training rows: withheld" in node.leaves and "hidden by noise at the server" in node.leaves[-1]
+    assert "numbers of training rows: withheld" in node.leaves
+    assert any("each round" in line and "hidden by noise at the server" in line for line in node.leaves)
     assert set(node.hello.clients.values()) == {1}
+    with pytest.raises(PrivacyError, match="share has 'metrics', 'rows', which the budget"):
+        StudyNode(private_with('deploy.share=["rows","metrics"]'), DATA, InMemory())
 
 
-def test_messages_are_answered_by_kind_and_others_refused() -> None:
+def private_with(*more: str) -> Study:
+    return Study.from_toml("polynomial", ["method.particles=2", "privacy.epsilon=1", "privacy.clip=1", *more])
+
+
+def test_messages_are_answered_by_kind_and_others_refused(caplog: pytest.LogCaptureFixture) -> None:
     assert asked(kind="hello")["hello"] == frames.decode(frames.encode(NODE.hello.to_json(), {})).config
     assert asked(kind="join", run="r", round=0) == {"new": {"poly_02": True, "poly_03": True}}
     assert asked(kind="join", run="r", round=1) == {"new": {"poly_02": False, "poly_03": False}}
+    assert asked(kind="join", run="another", round=3) == {"new": {"poly_02": True, "poly_03": True}}
+    assert "remembered here of poly_02, poly_03 in this run: joining as new after round 3" in caplog.text
     assert "names no run" in asked(kind="join", run=1)["refused"]
     assert "does not know" in asked(kind="shell")["refused"] and "does not know" in asked()["refused"]
     assert "holds no requests" in asked(kind="train")["refused"]
@@ -57,8 +68,7 @@ def test_messages_are_answered_by_kind_and_others_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ("data.scale=pooled", "scale = 'pooled' of .* every node of a deployment knows its own rows alone"),
-        ("data.scale=shrunk", "scale = 'shrunk'"),
+        ("deploy.share=[]", "scale = 'pooled' takes moments .* every node of a deployment knows its own rows alone"),
         ("data.client_inputs=summaries", "client_inputs = 'summaries' .* every node"),
         ("model.linear=ridge", "linear = 'ridge' takes sums"),
         ("report.intervals=conformal", "intervals = 'conformal' takes a histogram"),
@@ -68,5 +78,24 @@ def test_messages_are_answered_by_kind_and_others_refused() -> None:
     ],
 )
 def test_what_takes_sums_of_all_clients_is_refused_by_name(change: str, text: str) -> None:
+    scale = [] if change.startswith("deploy") else ["data.scale=client"]
     with pytest.raises(StudyError, match=text):
-        StudyNode(Study.from_toml("polynomial", ["data.scale=client", change]), DATA, InMemory())
+        StudyNode(Study.from_toml("polynomial", [*scale, change]), DATA, InMemory())
+
+
+def test_a_client_of_pac_pfl_loads_no_more_than_it_needs() -> None:
+    """It reads its rows, trains and answers; only Pyro, from whose distributions posteriors derive, comes along."""
+    code = """
+import sys, tests.study.test_node_run as known
+from pacbayes_fl.federation import mail, messages, arrays
+node = known.node_of(known.STUDY, None)
+message = node._method.broadcast(node._method.init_server(known.torch.Generator()))
+config = {"run": "r", "round": 1, "client": "poly_02", "parameters": arrays.digest(message), "rates": 1.0, "seed": 0}
+config |= {"method": messages.signature(node._method), "noise": "philox", "keep": True, "uncounted": 0}
+((_, reply),) = mail.unpack_answers(node.answer(mail.pack_requests([messages.Request(config, arrays.pack(message))])))
+assert "score" in reply.arrays, reply
+heavy = ("sklearn", "sympy", "pandas", "torchvision", "matplotlib", "dp_accounting", "torch._dynamo")
+sys.exit(", ".join(name for name in heavy if name in sys.modules) or 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

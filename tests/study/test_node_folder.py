@@ -9,7 +9,7 @@ import torch
 
 from pacbayes_fl.errors import CheckpointError, DamageWarning
 from pacbayes_fl.federation.messages import Kept
-from pacbayes_fl.federation.node import Memory
+from pacbayes_fl.federation.node import Joined, Memory
 from pacbayes_fl.study.node_folder import NodeFolder
 
 FIRST = Kept("run", 1, {"w.loc": torch.arange(6.0).view(2, 3), "seen": torch.tensor([1])})
@@ -71,3 +71,21 @@ def test_one_node_at_a_time_and_no_links(tmp_path: Path) -> None:
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(CheckpointError, match="link"):
         folder.load("a")
+
+
+def test_the_run_is_remembered_and_a_damaged_memory_of_it_is_none(tmp_path: Path) -> None:
+    place = NodeFolder(tmp_path / "node")
+    assert place.joined() is None
+    place.join(Joined("r1", "{}"))
+    assert NodeFolder(tmp_path / "node").joined() == Joined("r1", "{}")
+    path = tmp_path / "node" / "joined.json"
+    path.write_bytes(path.read_bytes().replace(b"r1", b"r2"))
+    with pytest.warns(DamageWarning, match="the server has to join it again"):
+        assert place.joined() is None
+
+
+@pytest.mark.parametrize("run", ["../../etc", "a/b", "", "x" * 5000, "..", "\u00e9", "a b"])
+def test_a_server_does_not_choose_where_results_are_kept(run: str, tmp_path: Path) -> None:
+    place = NodeFolder(tmp_path)
+    assert place.results(run).parent == tmp_path / "results" and len(place.results(run).name) == 16
+    assert place.results("0a1b").name == "0a1b"

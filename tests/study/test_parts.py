@@ -16,6 +16,7 @@ from pacbayes_fl.study.parts import (
     SEEN,
     CertifyPart,
     DataPart,
+    DeployPart,
     FederationPart,
     HeldOutPart,
     MethodPart,
@@ -30,6 +31,7 @@ PARTS: dict[str, tuple[type, type[PacBayesFLError]]] = {
     "[report]": (ReportPart, StudyError),
     "[report.certify]": (CertifyPart, StudyError),
     "[privacy]": (PrivacyPart, PrivacyError),
+    "[deploy]": (DeployPart, StudyError),
 }
 
 
@@ -81,6 +83,8 @@ def test_numbers_have_the_ranges_that_they_always_had() -> None:
         "[privacy] clip": "positive and finite",
         "[privacy] multiplier": "positive and finite",
         "[privacy] side_share": "above 0 and at most 0.3",
+        "[privacy] total": "from 1e-08 to 1e+08",
+        "[deploy] deadline": "positive and finite",
     }
 
 

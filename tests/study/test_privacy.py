@@ -26,6 +26,7 @@ from pacbayes_fl.privacy.charges import Charge, pure_epsilon, zcdp
 from pacbayes_fl.privacy.guarantees import rounded
 from pacbayes_fl.privacy.ledger import NAME, Ledger
 from pacbayes_fl.privacy.mechanisms import Cohorts
+from pacbayes_fl.privacy.shared_ledger import read
 from pacbayes_fl.results import manifest
 from pacbayes_fl.results import records as results
 from pacbayes_fl.results import rounds as results_rounds
@@ -36,7 +37,18 @@ from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.parts import PrivacyPart
 from pacbayes_fl.study.search import held_out, tune
-from tests.tiny import ROUNDS, assert_same_results, assert_same_state, quick, state, tiny, write_study
+from tests.tiny import (
+    ROUNDS,
+    assert_same_results,
+    assert_same_state,
+    on_csv,
+    quick,
+    rows,
+    state,
+    tiny,
+    write_csv,
+    write_study,
+)
 
 ANYTHING = Budget(1e300, 1e-9)
 COORDINATES = 2 * 36  # two particles of the tiny study's prior
@@ -569,3 +581,52 @@ def test_labels_are_json(finished: Path) -> None:
 
 def test_spent_and_saved_are_empty_where_nothing_is_private() -> None:
     assert privacy.epsilon_spent(None) == privacy.labels(tiny(), None, 3) == {}
+
+
+# several runs on the same rows -----------------------------------------------------------------------------------
+
+
+def test_runs_on_copies_of_a_table_share_a_budget_and_one_too_many_is_refused_before_anything(tmp_path: Path) -> None:
+    shared, short = tmp_path / "all.json", "federation.rounds=3"
+    options = (f"privacy.ledger={shared}", short, "privacy.epsilon=4", "privacy.delta=0.02")
+    first, copy = write_csv(tmp_path / "a.csv", rows()), write_csv(tmp_path / "copy of a.csv", rows())
+    one = study.run(on_csv(first, *options, "privacy.total=7"), tmp_path / "one")
+    alone = said(one)["ledger"]
+    assert alone == {
+        "epsilon": said(one)["epsilon"],
+        "delta": 0.02,
+        "total": 7.0,
+        "other_runs": 0,
+        "client": alone["client"],
+    }
+    two = said(study.run(on_csv(copy, *options, "seed=8", "data.features=['wind']"), tmp_path / "two"))
+    charges = [*Ledger(tmp_path / "one", ANYTHING).charges, *Ledger(tmp_path / "two", ANYTHING).charges]
+    assert two["ledger"]["epsilon"] == epsilon(charges, 0.02) > 4 and two["ledger"]["other_runs"] == 1
+    assert "with 1 other run of the shared ledger on the same rows epsilon = " in two["statement"]
+    before = shared.read_bytes()
+    with pytest.raises(PrivacyError, match="2 others have spent"):
+        study.run(on_csv(first, *options), tmp_path / "three")
+    assert shared.read_bytes() == before and not (tmp_path / "three").exists()
+    other = study.run(on_csv(write_csv(tmp_path / "b.csv", rows(1)), *options), tmp_path / "four")
+    assert said(other)["ledger"]["other_runs"] == 0
+
+
+def test_a_run_that_was_killed_goes_on_with_what_it_reserved(tmp_path: Path) -> None:
+    shared = tmp_path / "all.json"
+    options = (ON, f"privacy.ledger={shared}", "privacy.total=10", "privacy.delta=0.02")
+    folder = tmp_path / "run"
+
+    def stop(record: results_rounds.RoundRecord) -> None:
+        if record.round == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        study.run(tiny(*options), folder, on_round=stop)
+    with pytest.raises(PrivacyError, match="one other has spent or reserved"):
+        run(tmp_path / "second", *options)
+    result = run(folder, *options, resume=True)
+    assert said(result)["ledger"]["epsilon"] == said(result)["epsilon"] <= 10 and releases(folder) == ROUNDS
+    assert len(read(shared).runs) == 1
+    shared.unlink()
+    with pytest.raises(PrivacyError, match="is missing"):
+        run(folder, *options, resume=True)

@@ -52,6 +52,19 @@ def test_every_bundled_study_is_valid(file: Any) -> None:
     assert errors(tomllib.loads(file.read_text(encoding="utf-8"))) == []
 
 
+def test_a_folder_of_images_has_options_of_its_own() -> None:
+    """Also those of images without owners, and none of published ones; an .npz may be of either kind."""
+    for source in ("photos/", "../my photos", "/data/photos"):
+        for own in (
+            {"size": 32, "colour": "grey", "new": ["anna"]},
+            {"partition": "dirichlet", "clients": 4, "alpha": 0.3},
+        ):
+            assert errors(IMAGES | {"data": {"source": source, "options": own}}) == []
+        for own, text in (({"root": "x"}, "'root' was unexpected"), ({"size": 0}, "0 is not valid")):
+            assert any(text in one for one in errors(IMAGES | {"data": {"source": source, "options": own}}))
+    assert errors(IMAGES | {"data": {"source": "made/photos.npz", "options": {"new": ["anna"]}}}) == []
+
+
 @pytest.mark.parametrize(("name", "preset"), PRESETS)
 def test_every_preset_is_valid_as_it_is_and_with_every_value_written_out(name: str, preset: str) -> None:
     study = Study.from_table({"method": {"name": name, "preset": preset}})

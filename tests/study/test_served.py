@@ -13,6 +13,7 @@ import torch
 from pacbayes_fl.errors import ClientError, DataError, DeployError, StudyError
 from pacbayes_fl.federation import checkpoint, frames, mail
 from pacbayes_fl.federation.node import InMemory
+from pacbayes_fl.results.records import Result
 from pacbayes_fl.results.rounds import read_rounds
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
@@ -24,6 +25,7 @@ from pacbayes_fl.study.served import serve
 from tests.laws.cases import assert_close
 
 SMALL = ["federation.rounds=3", "method.particles=2", "federation.device=cpu", "data.scale=client"]
+SHARED = 'deploy.share=["rows","metrics"]'
 PRIVATE = ["privacy.epsilon=1e3", "privacy.clip=10", "privacy.randomness=simulation", "privacy.delta=1e-3"]
 NAMES = load(Study.from_toml("polynomial", SMALL)).groups["existing"].train.names
 
@@ -82,7 +84,7 @@ def test_no_value_of_a_row_is_in_a_folder_or_a_message(tmp_path: Path) -> None:
     train = load(study).groups["existing"].train
     rows = [float(value) for value in train.y[train.mask]]
     files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(came) == 2 * (2 + 3)
+    assert len(came) == 2 * (2 + 3 + 1)
     for value in rows:
         as_number = train.y.new_tensor(value).numpy().tobytes()
         assert not any(as_number in data or repr(value).encode() in data for data in (*files, *came))
@@ -185,3 +187,29 @@ def test_all_nodes_gone_end_the_run_and_it_goes_on_later(tmp_path: Path) -> None
         serve(study, tmp_path, Gone({node: one.answer for node, one in nodes.items()}))
     assert len(read_rounds(tmp_path)) == 1
     assert len(serve(study, tmp_path, reach(nodes), resume=True).rounds) == 3
+
+
+def test_whose_answers_do_not_arrive_ends_as_one_who_was_not_there(tmp_path: Path) -> None:
+    """In rounds 2 and 4 of 4, and the server dies in round 3; clients keep heads of their own, scored at the end."""
+    study = Study.from_toml("polynomial", ["method.name=fedper", "federation.rounds=4", *SMALL[2:], SHARED])
+    results, late = list[Result](), {2, 4}
+    for trains in (True, False):
+        nodes, died = nodes_of(study), list[int]()
+
+        def second(data: bytes, nodes: Any = nodes, trains: bool = trains, died: list[int] = died) -> bytes:
+            config = frames.decode(data).config
+            number = config["requests"][0]["round"] if config["kind"] == mail.TRAIN else 0
+            answer = nodes[8].answer(data) if trains or number not in late else b""
+            if number == 3 and not died:
+                died.append(number)
+                raise KeyboardInterrupt
+            return frames.encode({"refused": "late"}, {}) if number in late else answer
+
+        out, post = tmp_path / str(trains), mail.InMemory({7: nodes[7].answer, 8: second})
+        with pytest.raises(KeyboardInterrupt):
+            serve(study, out, post)
+        results.append(serve(study, out, post, resume=True))
+        assert [bool(record.dropped) for record in results[-1].rounds] == [False, True, False, True]
+    assert [row.metrics for row in results[0].clients] == [row.metrics for row in results[1].clients]
+    assert len(results[0].clients) == len(NAMES)
+    assert_close(server_of(tmp_path / "True"), server_of(tmp_path / "False"), 0.0)

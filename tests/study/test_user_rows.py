@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +14,7 @@ from pacbayes_fl.errors import DataError
 from pacbayes_fl.study import user_rows
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.forecast import forecast
+from pacbayes_fl.study.parts import DataPart
 from pacbayes_fl.study.predict import join, predict
 from pacbayes_fl.study.run import Trained, open_run, run
 from pacbayes_fl.study.updates import update
@@ -113,17 +115,19 @@ def test_an_update_is_the_past_of_rows_that_follow(tmp_path: Path) -> None:
     assert forecast(again, tmp_path / "asked.csv", ["house_01"]).predicted["mean"].isfinite().all()
 
 
-def test_a_new_house_joins_with_its_own_past(known: Trained, tmp_path: Path) -> None:
-    frame = houses(2, seed=5).query("house == 'house_01'").assign(house="newcomer").dropna()
-    frame = frame[~frame.timestamp.str.match("2024-10-27 02:.*")].sort_values("timestamp")
-    frame.loc[frame.index[-3:], "power"] = None
-    frame["roof"] = "thatched"
-    frame.to_csv(tmp_path / "new.csv", index=False)
-    with pytest.warns(UserWarning, match="no training row of the federation has 'thatched' of newcomer"):
-        try:
-            assert len(join(known, tmp_path / "new.csv")["newcomer"].mean) == 3
-        except DataError as error:  # a gap a day before: said by name
-            assert "lack a value: lag:24h" in str(error)
+def test_a_new_house_joins_with_its_own_past_and_what_it_lacks_stays_blank(known: Trained, tmp_path: Path) -> None:
+    """Of three hours to predict, the second has no row a day before; of 39 others, the first 23 have none."""
+    when = pd.date_range("2024-11-02", periods=43, freq="h").strftime("%Y-%m-%d %H:%M")
+    rows = pd.DataFrame({"house": "newcomer", "timestamp": when, "cloud": 0.5, "temp": range(43), "battery": True})
+    rows = rows.assign(roof="thatched", capacity=3.0, power=[*(k % 7 for k in range(40)), None, None, None])
+    rows.drop(index=41 - 24).to_csv(tmp_path / "new.csv", index=False)
+    with pytest.warns(UserWarning) as said:
+        result = join(known, tmp_path / "new.csv")["newcomer"]
+    assert result.mean.isnan().tolist() == result.upper.isnan().tolist() == [False, True, False]
+    texts = "\n".join(str(one.message) for one in said)
+    assert "no training row of the federation has 'thatched' of newcomer" in texts
+    assert "23 of 39 rows of newcomer to learn from lack a value and are left out: lag:24h (23 rows)" in texts
+    assert "1 of 3 rows of newcomer to predict lack a value: blank: lag:24h (1 row)" in texts
 
 
 def test_medians_fill_in_what_a_forecast_lacks(tmp_path: Path) -> None:
@@ -147,3 +151,54 @@ def test_a_run_folder_keeps_the_past_and_a_release_does_not(known: Trained) -> N
     folder = Path(str(known.study.data.source)).parent / "run"
     kept = tables.read(folder / "data.npz").history
     assert kept is not None and len(kept.clients) == 16
+
+
+def test_an_excluded_house_is_not_read_until_it_joins(tmp_path: Path) -> None:
+    """Whatever its cells hold; the run is that of the table without it, and a name that is not there is refused."""
+    frame = FRAME[FRAME.house.isin(["house_00", "house_01", "house_02"])].copy()
+    without = frame[frame.house != "house_02"]
+    frame["temp"] = frame.temp.astype(object).where(frame.house != "house_02", "broken")
+    source = tmp_path / "houses.csv"
+    results = {}
+    for name, table, more in (("all", frame, {"exclude_clients": ["house_02"]}), ("less", without, {})):
+        table.to_csv(source, index=False)
+        with pytest.warns(UserWarning, match="rows lack a value"):
+            results[name] = run(Study.from_table({"data": data(source, **more), **PARTS}), tmp_path / name)
+    assert results["all"].metrics == results["less"].metrics
+    frame.to_csv(source, index=False)
+    known = open_run(tmp_path / "all")
+    with pytest.warns(UserWarning, match="clients that the run does not know, house_02: .* join is for clients"):
+        asked = forecast(known, source)
+    there = [owner == "house_02" for owner in asked.clients]
+    assert asked.predicted["mean"][torch.tensor(there)].isnan().all() and not asked.predicted["mean"].isnan().all()
+    FRAME[FRAME.house == "house_02"].dropna(subset="power").to_csv(tmp_path / "join.csv", index=False)
+    with pytest.warns(UserWarning, match="to learn from lack a value and are left out"):
+        assert join(known, tmp_path / "join.csv")["house_02"].mean.isfinite().any()
+    with pytest.raises(DataError, match=r"has no client 'house_2' \(did you mean 'house_02'"):
+        tables.read(source, DataPart(client="house", exclude_clients=("house_2",)))
+
+
+@pytest.mark.parametrize("first", ["2024-03-29", "2024-10-25"])  # clocks change two days later
+@pytest.mark.parametrize("offsets", [True, False])
+def test_lags_go_by_the_time_that_passes_across_changes_of_clocks(tmp_path: Path, first: str, offsets: bool) -> None:
+    """By a dictionary: the value of 24 hours before; local hours that come twice are neither rows nor anybody's lag."""
+    moments = pd.date_range(first, periods=24 * 4, freq="h", tz="UTC")
+    local = moments.tz_convert("Europe/Zurich")
+    plain = local.tz_localize(None)
+    when = [one.isoformat() for one in local] if offsets else plain.strftime("%Y-%m-%d %H:%M")
+    twice = {int(t.value) // 1000 for t in moments[plain.duplicated(keep=False)]} if not offsets else set[int]()
+    assert len(twice) == (2 if first.endswith("25") and not offsets else 0)
+    rows = pd.DataFrame({"client": "a", "when": when, "y": [float(k) for k in range(len(when))]})
+    rows.sample(frac=1.0, random_state=0).to_csv(tmp_path / "rows.csv", index=False)
+    known = {int(t.value) // 1000: float(k) for k, t in enumerate(moments) if int(t.value) // 1000 not in twice}
+    part = DataPart(time="when", zone="Europe/Zurich", features=("lag:24h", "hour:cyclic"), missing="drop")
+    with pytest.warns(UserWarning, match="lack a value and are left out"):
+        group = tables.read(tmp_path / "rows.csv", part).groups["existing"]
+    assert group.times is not None
+    day, hours = 86400 * 10**6, dict(zip([int(t.value) // 1000 for t in moments], local.hour, strict=True))
+    got = {}
+    for batch, times in ((group.train, group.times.train), (group.test, group.times.test)):
+        for x, y, time in zip(batch.x[0].tolist(), batch.y[0].tolist(), times[0].tolist(), strict=True):
+            got[time] = (x[0], y)
+            assert x[1] == pytest.approx(math.sin(2 * math.pi * hours[time] / 24), abs=1e-12)
+    assert got == {t: (known[t - day], y) for t, y in known.items() if t - day in known}

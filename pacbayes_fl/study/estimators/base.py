@@ -172,6 +172,9 @@ class FederatedEstimator(BaseEstimator):
         """
         if not reset:
             check_is_fitted(self)
+        if len(shape := getattr(X, "shape", ())) > 2:
+            what = f"X must be rows of features [R, d], got an array of dim {len(shape)}, {list(shape)}"
+            raise ValueError(f"{what}; images are learned by pacbayes_fl.run, of a folder or .npz as [data] source")
         how = {"dtype": np.float64, "ensure_min_samples": _LEAST if reset else 1}
         numeric = {"y_numeric": self._task == "regression"}
         if self.group is None:

@@ -112,8 +112,8 @@ def evaluate(
     return Report(out, {f"{group}.y_test": test.y, f"{group}.mask_test": test.mask} | probs)
 
 
-def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: FederationPlan) -> dict[str, float]:
-    """Average the headline metric of existing clients' models at their mean weights: the points of a learning curve.
+def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: FederationPlan) -> dict[str, Tensor]:
+    """Take the headline metric of existing clients' models at their mean weights, whose means are a learning curve's.
 
     Args:
         method: the algorithm.
@@ -122,7 +122,8 @@ def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: 
         plan: gives chunk, waste and seed.
 
     Returns:
-        "pm.accuracy" and "gm.accuracy" on test rows, the same with "validation." in front on validation rows.
+        "pm.accuracy" and "gm.accuracy" of every client [K] on test rows, the same with "validation." in front on
+        validation rows; NaN for a client without.
     """
     metric = headline("classification")
     parts = {"": scaled.test} | ({} if scaled.validation is None else {f"{VALIDATION}.": scaled.validation})
@@ -136,11 +137,15 @@ def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: 
     for model, _, by_part in _models(method, state, scaled.train, plan, scores):
         for part, result in by_part.items():
             values.setdefault(f"{part}{model}.{metric.name}", []).append(result)
-    return {name: float(torch.cat(result).nanmean()) for name, result in values.items()}
+    return {name: torch.cat(result) for name, result in values.items()}
 
 
 def histograms(
-    method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: FederationPlan
+    method: AnyMethod,
+    state: FederationState,
+    scaled: ScaledGroup,
+    plan: FederationPlan,
+    own: Sequence[int] = range(_CLIENTS),
 ) -> dict[str, tuple[float, ...]]:
     """Sort the test rows of a few existing clients by how uncertain their personal model is.
 
@@ -151,11 +156,13 @@ def histograms(
         state: after some round.
         scaled: rows of the existing clients.
         plan: gives chunk, waste and seed.
+        own: positions of the clients that may be looked at here.
 
     Returns:
         Shares of rows by bin, under "entropy.CLIENT".
     """
-    first = range(min(_CLIENTS, scaled.train.clients))
+    if not (first := [k for k in own if k < min(_CLIENTS, scaled.train.clients)]):
+        return {}
     subset = scaled.select(torch.tensor(first))
     state = state._replace(kept=Kept.of(state.kept, scaled.train.clients).subset(first))
     result = {}

@@ -87,6 +87,28 @@ def labels(study: Study, dataset: tables.Dataset) -> JsonTable:
     return {"coverage_by": said}
 
 
+def time_labels(study: Study, dataset: tables.Dataset) -> JsonTable:
+    """Describe the times of rows (`labels.json`).
+
+    Args:
+        study: its [data] names their column and their zone.
+        dataset: of the study.
+
+    Returns:
+        "time" with a name and a kind as `data.times` calls it; of clocks also how many units a second has and whose
+        clocks are read: a "zone", or an "offset" from UTC in hours. Nothing where no times are known.
+    """
+    if all(group.times is None for group in dataset.groups.values()):
+        return {}
+    name = study.data.time or "time"
+    if dataset.time_kind.startswith("date"):
+        return {"time": {"name": name, "kind": dataset.time_kind, "per_second": 1_000_000, "zone": study.data.zone}}
+    known = dataset.provenance.get("hours_of_day")
+    if isinstance(known, dict) and "utc_offset" in known:
+        return {"time": {"name": name, "kind": _ZONE, "per_second": 1, "offset": float(known["utc_offset"])}}
+    return {"time": {"name": name, "kind": dataset.time_kind or "number"}}
+
+
 def _hours(dataset: tables.Dataset, group: str) -> Tensor | None:
     """Hour of day of test rows [K, M], 0 to 23; None where no time of day is known."""
     times = dataset.groups[group].times

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from pacbayes_fl.results.records import ClientRow
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.residuals import GAUSSIAN, ErrorShape
+from pacbayes_fl.tensors import client_blocks, mapped_zeros
 
 _SQUARE = 1e-100  # from here to its inverse, standard deviations can be squared
 _FAR = 1e3
@@ -207,7 +208,7 @@ def evaluate(
     plan: FederationPlan,
     metrics: Mapping[str, Metric],
     errors: ErrorShape = GAUSSIAN,
-    by: Callable[[str], Tensor | None] = lambda group: None,
+    by: Tensor | None = None,
 ) -> Report:
     """Personalise every client of a group on its training rows and score it on its test rows.
 
@@ -222,14 +223,13 @@ def evaluate(
         plan: gives chunk, waste and seed.
         metrics: what to score by, from `metrics_of`.
         errors: their shape around predicted means.
-        by: gives the values [K, M] of a column in a group's test rows, by which coverage will be told.
+        by: values [K, M] of a column in the test rows, by which coverage will be told.
 
     Returns:
         A row per client, and its predictions of test rows in the data's own units.
     """
     test = scaled.raw.test
-    empty = test.y.new_full(test.y.shape, torch.nan)
-    tensors = {name: empty.clone() for name in _NUMBERS}
+    tensors = {name: _blank(test.y) for name in _NUMBERS}
     columns: dict[str, Tensor] = {}
     far = test.y.new_zeros(test.clients)
     state = state_of(method, state, group, scaled)
@@ -251,12 +251,12 @@ def evaluate(
         lower, upper = own.quantile(test.y.new_tensor(BAND)) * each
         numbers = (own.mean * each, own.variance.sqrt() * each, lower, upper, own.cdf(own_y))
         if isinstance(own, JUMPS):
-            below = tensors.setdefault("pit_below", empty.clone())
+            below = tensors.setdefault("pit_below", _blank(test.y))
             below[index] = torch.where(own_rows.mask, own.below(own_y), torch.nan)
         for name, values in zip(_NUMBERS, numbers, strict=True):
             tensors[name][index] = torch.where(own_rows.mask, values, torch.nan)
-    if (column := by(group)) is not None:
-        tensors["coverage_by"] = torch.where(test.mask, column, torch.nan)
+    if by is not None:
+        tensors["coverage_by"] = torch.where(test.mask, by, torch.nan)
     _say_far(test.names, far.tolist())
     sizes = [int(m) for m in scaled.train.size.tolist()]
     names = (test.ids, test.names, sizes)
@@ -266,6 +266,14 @@ def evaluate(
         for k, (i, name, m) in enumerate(zip(*names, strict=True))
     ]
     return Report(rows_out, {f"{group}.{name}": tensor for name, tensor in (_inputs(scaled) | tensors).items()})
+
+
+def _blank(like: Tensor) -> Tensor:
+    """Make room for a number of every row [K, N], NaN."""
+    result = mapped_zeros(tuple(like.shape), like.dtype, like.device)
+    for own in client_blocks(len(like)):
+        result[own] = torch.nan
+    return result
 
 
 def _predicted(scaled: ScaledGroup, errors: ErrorShape, index: Tensor, posterior: Any) -> Any:
@@ -286,11 +294,13 @@ def _say_far(names: Sequence[str], far: Sequence[float]) -> None:
 
 def _inputs(scaled: ScaledGroup) -> dict[str, Tensor]:
     parts = {"train": scaled.raw.train, "test": scaled.raw.test}
-    return {f"{name}_{part}": getattr(batch, name) for part, batch in parts.items() for name in ("x", "y", "mask")}
+    when = {} if scaled.raw.times is None else {f"time_{part}": t for part, t in scaled.raw.times._asdict().items()}
+    rows = {f"{name}_{part}": getattr(batch, name) for part, batch in parts.items() for name in ("x", "y", "mask")}
+    return rows | when
 
 
-def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: FederationPlan) -> dict[str, float]:
-    """Average the headline metric of existing clients' test rows over clients: a point of the learning curve.
+def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: FederationPlan) -> dict[str, Tensor]:
+    """Take the headline metric of existing clients' test rows, whose mean is a point of the learning curve.
 
     Args:
         method: the algorithm.
@@ -299,8 +309,8 @@ def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: 
         plan: gives chunk, waste and seed.
 
     Returns:
-        Under its name the mean over clients that have one (it has no unit, so it is taken in the method's), else NaN,
-        and "unscored", how many have none, where there are such.
+        Under its name a score for every client [K] (it has no unit, so it is taken in the method's), NaN for one
+        without.
     """
     metric, values = headline("regression"), []
     predicted = partial(_predicted, scaled, GAUSSIAN)  # means are those of any shape of errors
@@ -313,9 +323,7 @@ def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: 
             continue
         result = _within(result, scaled.shared.bounds, used.y_mean[index], used.y_std[index])
         values.append(metric(result, rows.y, rows.mask))
-    scores = torch.cat(values)
-    unscored = int(scores.isnan().sum())
-    return {metric.name: float(scores.nanmean())} | ({"unscored": float(unscored)} if unscored else {})
+    return {metric.name: torch.cat(values)}
 
 
 def labels(

@@ -112,7 +112,7 @@ def first(study: Study, but: Sequence[HeldOutChoice] = ()) -> Study:
 
 def _parted(study: Study, dataset: tables.Dataset) -> tables.Dataset | None:
     """Take a fifth of every client's training rows for test rows, one of fewer than five, and none of a single row."""
-    rest, held = split.held_out(dataset.groups["existing"].train, _FOLDS, told(dataset, study.data.layout))
+    rest, held = split.held_out(dataset.groups["existing"].train, _FOLDS, told(dataset, study.data))
     return replace(dataset, groups={"existing": tables.Group(rest, held)}) if held.mask.any() else None
 
 

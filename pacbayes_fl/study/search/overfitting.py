@@ -30,7 +30,8 @@ def announce(study: Study, division: CertificateSplit) -> None:
     another fifth, is trained too, and their mean decides. What falls after a quarter of the rounds is not seen.
     Leave-one-out densities of the run's own clients would cost less and do not show a fall at all: a prior that was
     learned from a row knows it after the row has been left out. Nothing is tried for fewer than 100 rounds; nor in a
-    private run, whose budget pays for no other federation; nor where certificates by folds stand on every row.
+    private run, whose budget pays for no other federation; nor where certificates by folds stand on every row; nor
+    with `federation.overfitting_trial = false`.
 
     Args:
         study: in which everything is settled.
@@ -40,8 +41,9 @@ def announce(study: Study, division: CertificateSplit) -> None:
         UserWarning: with the scores, the number of rounds of the best, and the key.
     """
     marks = [mark for mark in candidates(study, ROUNDS) if mark <= study.plan.rounds // _SHARE]
-    chosen_by_rows = study.privacy.epsilon is None and study.report.certify.scheme != "folds"
-    if len(marks) < _MARKS or not chosen_by_rows or not study.recipe.rounds or study.recipe.model != "functions":
+    by_rows = study.privacy.epsilon is None and study.report.certify.scheme != "folds"
+    on_functions = study.recipe.rounds and study.recipe.model == "functions"
+    if not (study.federation.overfitting_trial and len(marks) >= _MARKS and by_rows and on_functions):
         return
     try:
         path = follow(study, rows_for_tuning(study, division), marks, parts=(0,))

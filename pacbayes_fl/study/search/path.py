@@ -152,7 +152,7 @@ def follow(
     Returns:
         The path; without any score where nobody has rows to hold out.
     """
-    dealt = [deal(dataset, study.seed, part, study.data.layout) for part in parts]
+    dealt = [deal(dataset, study.seed, part, study.data) for part in parts]
     if any(one is None for one in dealt):
         return Path()
     scores, objectives, name, worse, best = dict[int, float](), dict[int, float](), None, 0, -math.inf

@@ -30,6 +30,7 @@ from pacbayes_fl.study.data import ScaledGroup, load
 from pacbayes_fl.study.evaluate.classification import predictive
 from pacbayes_fl.study.evaluate.regression import unit_of, units_of
 from pacbayes_fl.study.file import Study, assigned, read_table
+from pacbayes_fl.study.parts import ReportPart
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.residuals import ErrorShape
 from pacbayes_fl.study.search.told import told
@@ -89,7 +90,7 @@ def cross_validate(
     marks = sorted(marks if marks is not None else [study.plan.rounds])
     sums = {mark: _Sums(train) for mark in marks}
     cut = split.folds if dataset.classes is None else split.stratified_folds
-    for rest, held in cut(train, folds, told(dataset, study.data.layout)):
+    for rest, held in cut(train, folds, told(dataset, study.data)):
         _hold_out(study, replace(dataset, groups={"existing": tables.Group(rest, held)}), sums)
     return {mark: one.scores() for mark, one in sums.items()}
 
@@ -317,6 +318,21 @@ def _score_configuration(
 def _rank(trial: Trial, score: str) -> float:
     value = trial.scores[score]
     return value if math.isfinite(value) else math.inf
+
+
+def wants_page(path: Path | str, sets: Sequence[str] = ()) -> bool:
+    """Whether people get a page of a search: as of the runs of its study.
+
+    Args:
+        path: the study that is tuned.
+        sets: assignments that the search is run with.
+
+    Returns:
+        The study's `report.page`.
+    """
+    table, given = assigned(read_table(path)[0], sets)
+    report = settings.merge(table, given).get("report", {})
+    return not isinstance(report, Mapping) or report.get("page", ReportPart.page) is True
 
 
 def write(

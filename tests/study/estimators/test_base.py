@@ -124,6 +124,8 @@ def test_what_cannot_be_used_is_refused_as_scikit_learn_does(fitted: fl.PacPFLRe
         fl.PacPFLRegressor(group=7).fit(small, table.y[:4])
     with pytest.raises(ValueError, match="requires y"):
         fl.PacPFLRegressor(group=0).fit(small, None)
+    with pytest.raises(ValueError, match=r"rows of features \[R, d\], got an array of dim 4, .* images are learned by"):
+        new.fit(np.zeros((4, 1, 8, 8)), table.y[:4])
     with pytest.raises(TypeError, match="unexpected keyword argument 'particle'"):
         fl.PacPFLRegressor(particle=2)
     with pytest.raises(ValueError, match="rate"):

@@ -22,7 +22,8 @@ from pacbayes_fl.results.records import ClientRow
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study.data import ScaledGroup, load
 from pacbayes_fl.study.evaluate import classification
-from pacbayes_fl.study.evaluate.classification import curve, evaluate, histograms, labels, predictive, selections
+from pacbayes_fl.study.evaluate.classification import evaluate, histograms, labels, predictive, selections
+from pacbayes_fl.study.evaluate.points import means, totals
 from pacbayes_fl.study.evaluate.regression import metrics_of
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
@@ -141,7 +142,7 @@ def test_every_method_on_networks_is_scored(root: Path, name: str) -> None:
         torch.testing.assert_close(pm.sum(-1), torch.ones_like(pm[..., 0]))
         if name == "fedavg":
             assert torch.equal(pm, report.predictions[f"{group}.gm.probs"])
-    points = curve(method, state, groups["existing"], study.plan)
+    points = means([totals(method, state, groups["existing"], study.plan)])
     assert set(points) == {f"{part}{m}.accuracy" for part in ("", "validation.") for m in ("pm", "gm")} - (
         {"gm.accuracy", "validation.gm.accuracy"} if name in NO_GLOBAL_MODEL else set()
     )
@@ -166,7 +167,7 @@ def test_the_learning_curve_is_at_the_mean_weights(root: Path) -> None:
     study = tiny_images(root)
     method, state, groups = trained(study)
     scaled = groups["existing"]
-    points = curve(method, state, scaled, study.plan)
+    points = means([totals(method, state, scaled, study.plan)])
     rows = evaluate(method, state, "existing", scaled, study.plan, metrics_of(study, TASK)).rows
     for model in ("pm", "gm"):
         values = [row.metrics[f"{model}.mean_weights.accuracy"] for row in rows]

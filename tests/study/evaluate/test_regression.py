@@ -18,7 +18,8 @@ from pacbayes_fl.methods import METHODS
 from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.study import choices
 from pacbayes_fl.study.data import ScaledGroup, load
-from pacbayes_fl.study.evaluate.regression import Report, curve, evaluate, labels, metrics_of, state_of, units_of
+from pacbayes_fl.study.evaluate.points import means, totals
+from pacbayes_fl.study.evaluate.regression import Report, evaluate, labels, metrics_of, state_of, units_of
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
 from tests.laws.cases import Toy
@@ -171,7 +172,7 @@ def test_the_score_of_a_learning_curve_is_the_mean_rsmse_of_the_report(method: s
     report = evaluate(built, state, "existing", groups["existing"], study.plan, metrics_of(study, "regression"))
     values = [row.metrics["rsmse"] for row in report.rows]
     expected = {"rsmse": pytest.approx(sum(values) / len(values), rel=1e-12)}
-    assert curve(built, state, groups["existing"], study.plan) == expected
+    assert means([totals(built, state, groups["existing"], study.plan)]) == expected
 
 
 def test_labels_say_what_the_numbers_are() -> None:

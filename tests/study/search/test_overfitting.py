@@ -79,6 +79,7 @@ def test_a_run_is_told_once_and_not_when_it_goes_on(asked: list[tuple[int, ...]]
     "sets",
     [
         ("federation.rounds=15",),
+        ("federation.rounds=16", "federation.overfitting_trial=false"),
         ("federation.rounds=16", "method.name=vanilla-gp"),
         ("federation.rounds=16", "method.name=fedavg"),
         ("federation.rounds=16", "report.certify.scheme=folds"),
