@@ -16,6 +16,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from pacbayes_fl.cli.output import say
 from pacbayes_fl.cli.parser import parser
@@ -34,12 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     action: Callable[[argparse.Namespace], None] = options.module.act
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore" if options.quiet else "default")
+        warnings.simplefilter("default")
         warnings.filterwarnings(
             "ignore", module=r"(?!pacbayes_fl|__main__).*"
         )  # ours point to their caller: the script
-        warnings.simplefilter("always", DamageWarning)  # also with --quiet, for results are no longer what they were
-        warnings.showwarning = lambda message, *_: _report(f"warning: {one_line(str(message))}")
+        warnings.simplefilter("always", DamageWarning)
+        warnings.showwarning = partial(_show, options.quiet)
         try:
             with _terminable():
                 action(options)
@@ -55,6 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _report(f"pacbayes-fl: {_error_text(error)}")
             return 1
     return 0
+
+
+def _show(quiet: bool, message: Warning | str, category: type[Warning], *_: object) -> None:
+    """Print a warning; with --quiet those alone that say that results are no longer what they were."""
+    if not quiet or issubclass(category, DamageWarning):
+        _report(f"warning: {one_line(str(message))}")
 
 
 def _report(text: str) -> None:

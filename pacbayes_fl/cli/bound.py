@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pacbayes_fl.cli.arguments import AddCommand, json_option
 from pacbayes_fl.cli.output import say
+from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.results.certificates import rounded_up
+
+if TYPE_CHECKING:
+    from pacbayes_fl.certificates.from_numbers import Certificate, Numbers
 
 
 def arguments(command: AddCommand) -> None:
@@ -19,6 +29,8 @@ def arguments(command: AddCommand) -> None:
         "bound",
         "a certificate from numbers alone",
         "pacbayes-fl bound seeger --risk 0.03 --kl 500 --n 30000 --delta 0.025 --prior split --independent",
+        "pacbayes-fl bound seeger --risk 0.03 --kl 9 --n 1e3,1e4,1e5 --delta 0.05 --prior split --independent --plot",
+        "pacbayes-fl bound seeger --risk 0.03 --kl 500 --target 0.05 --delta 0.025 --prior split --independent",
     )
     sub.add_argument("name", metavar="NAME", help="name of a bound, see `list bounds`, or mine.py:NAME")
     for name, text in (
@@ -26,12 +38,21 @@ def arguments(command: AddCommand) -> None:
         ("kl", "KL divergence of the posterior from the prior, in nats"),
         ("beta", "of bounds that need one, fixed before, in 1 / unit of the loss"),
         ("log-z", "ln Z of an exact Gibbs posterior, in nats"),
+        ("log-ratio", "ln dQ/dP at the one hypothesis that was drawn, in nats"),
+        ("tandem-risk", "share of rows that two draws of the posterior both miss"),
         ("epsilon", "of a prior drawn with differential privacy from these rows"),
         ("prior-delta", "of such a prior, where the privacy is of whole clients (default: 0)"),
         ("draws-delta", "what of delta the estimate of the risk may fail with (default: a fifth)"),
     ):
         sub.add_argument(f"--{name}", type=float, metavar="X", help=text)
-    sub.add_argument("--n", type=float, required=True, metavar="N", help="number of rows behind the empirical risk")
+    rows = sub.add_mutually_exclusive_group(required=True)
+    rows.add_argument(
+        "--n", type=_numbers, metavar="N[,N]", help="number of rows behind the empirical risk, or several: a table"
+    )
+    rows.add_argument("--target", type=float, metavar="X", help="instead: how many rows a bound of at most X takes")
+    sub.add_argument(
+        "--plot", nargs="?", const="", metavar="FILE", help="draw the bound over several --n (default: bound-NAME.png)"
+    )
     sub.add_argument(
         "--delta", type=float, required=True, metavar="D", help="probability with which the bound may fail"
     )
@@ -54,10 +75,10 @@ def arguments(command: AddCommand) -> None:
     sub.add_argument("--loss", metavar="KIND", help="0-1 (for a majority vote) or convex (for averaged predictions)")
     sub.add_argument(
         "--prior",
-        default="unknown",
+        required=True,
         metavar="SOURCE",
-        help="data-free, split, 'disjoint clients', 'other clients', 'client-level DP' or 'row-level DP' "
-        "(default: %(default)s, which no certificate rests on)",
+        help="where the prior came from: data-free, split, 'disjoint clients', 'other clients', 'client-level DP' or "
+        "'row-level DP'; 'saw the rows' and 'unknown' are no certificate's",
     )
     sub.add_argument(
         "--predictor",
@@ -78,13 +99,45 @@ def act(options: argparse.Namespace) -> None:
     from pacbayes_fl.certificates import from_numbers
 
     fields = from_numbers.Numbers.__dataclass_fields__
-    given = {name: value for name, value in vars(options).items() if name in fields}
-    numbers = from_numbers.Numbers(**given)
-    certificate = from_numbers.certificate(options.name, numbers)
-    if options.json:
-        print(json.dumps(from_numbers.to_record(certificate), indent=1))
+    given = {name: value for name, value in vars(options).items() if name in fields and name != "n"}
+    if options.plot is not None and len(options.n or ()) < 2:
+        raise AssumptionError("a figure needs several numbers of rows", hint="such as --n 1e3,1e4,1e5")
+    if options.target is not None:
+        needed = from_numbers.rows_needed(options.name, from_numbers.Numbers(n=1.0, **given), options.target)
+        print(json.dumps({"target": options.target, "n": needed}) if options.json else f"{needed} rows, all else equal")
         return
-    for line in str(certificate).splitlines():
-        say(line)
-    say(from_numbers.formula_text(options.name))
-    say(from_numbers.assumptions_text(numbers))
+    numbers = [from_numbers.Numbers(n=n, **given) for n in options.n]
+    found = [from_numbers.certificate(options.name, each) for each in numbers]
+    if options.json:
+        records = [from_numbers.to_record(each) for each in found]
+        print(json.dumps(records if len(records) > 1 else records[0], indent=1))
+    else:
+        _say(options.name, numbers, found)
+    if options.plot is not None:
+        from pacbayes_fl import plots
+
+        valid = [each.value.item() if each.valid else math.nan for each in found]
+        path = Path(options.plot or f"bound-{from_numbers.stem(options.name)}.png")
+        plots.save_bound(options.n, valid, path, found[0].theorem, numbers[0].risk)
+        say(str(path), file=sys.stderr if options.json else None)
+
+
+def _say(name: str, numbers: Sequence[Numbers], found: Sequence[Certificate]) -> None:
+    from pacbayes_fl.certificates import from_numbers
+
+    if len(found) == 1 or not found[0].valid:
+        for line in str(found[0]).splitlines():
+            say(line)
+    else:
+        say(f"{'n':>12}  bound")
+        for each, certificate in zip(numbers, found, strict=True):
+            vacuous = "  vacuous" if bool(certificate.vacuous) else ""
+            say(f"{each.n:>12g}  {rounded_up(certificate.value.item())}{vacuous}")
+        say(f"{found[0].risk}; each with probability at least {1 - numbers[0].delta:.6g} on its own")
+    say(from_numbers.formula_text(name))
+    say(from_numbers.assumptions_text(numbers[0]))
+
+
+def _numbers(text: str) -> list[float]:
+    """Read numbers between commas."""
+    return [float(each) for each in text.split(",")]

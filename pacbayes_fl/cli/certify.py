@@ -66,6 +66,19 @@ def arguments(command: AddCommand) -> None:
         metavar="N",
         help="settings among which these rows have chosen (default: %(default)s)",
     )
+    sub.add_argument(
+        "--holdout",
+        type=float,
+        default=0.5,
+        metavar="SHARE",
+        help="of D for the hold-out bound on the predictor fixed before the rows, 0 for none (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--posterior",
+        choices=("best", "refined"),
+        default="best",
+        help="least bound of the refined posterior, the prior and some between, or the refined (default: %(default)s)",
+    )
     sub.add_argument("--retrain", action="store_true", help="first make the run that can be certified, in RUN-certify")
     json_option(sub, "the table, as its file has it", "bound", "delta", "valid", "reasons", "clients", "certificates")
 
@@ -86,6 +99,8 @@ def act(options: argparse.Namespace) -> None:
         requests.loss_of(options.loss),
         options.draws,
         beta=requests.beta_of(options.beta),
+        posterior=options.posterior,
+        holdout=options.holdout,
         jointly=options.jointly,
         tried=options.tried,
         smooth=options.smooth,
@@ -103,6 +118,7 @@ def act(options: argparse.Namespace) -> None:
 
         table = of_clients.certify(trained, request, on_event)
     path = table.save(folder)
+    _refresh(folder)
     if options.json:
         print(path.read_text("utf-8"))
         return
@@ -132,6 +148,16 @@ def tables(folder: Path) -> list[CertifiedRun]:
     result = tables_of(folder, lambda text: say(f"warning: {text}", file=sys.stderr))
     checked(result)
     return result
+
+
+def _refresh(folder: Path) -> None:
+    """Let the page of the run, where it has one, show its certificates."""
+    from pacbayes_fl import pages
+
+    try:
+        pages.refresh(folder)
+    except PacBayesFLError as error:  # the table is written
+        warnings.warn(f"report.html is as it was: {error}", stacklevel=2)
 
 
 def _drawn(table: CertifiedRun, folder: Path) -> list[Path]:

@@ -57,7 +57,7 @@ def print_comparison(results: Sequence[Result]) -> None:
 def print_predictions(
     predictions: Sequence[AnyPrediction], as_json: bool, round: int, classes: Sequence[str] = ()
 ) -> None:
-    """Print a row per predicted row: CSV, or JSON by client.
+    """Print a row per predicted row: CSV, or JSON by client; blank, or null, where there is no prediction.
 
     Args:
         predictions: of some clients.
@@ -66,9 +66,11 @@ def print_predictions(
         classes: names of the classes by number; labels are the numbers when empty.
     """
 
-    def values_of(one: AnyPrediction, name: str) -> list[float | str]:
-        values: list[float | str] = getattr(one, name).tolist()
-        return [classes[int(value)] for value in values] if classes and name == "label" else values
+    def values_of(one: AnyPrediction, name: str) -> list[float | str | None]:
+        values = [None if value != value else value for value in getattr(one, name).tolist()]  # NaN is not itself
+        if classes and name == "label":
+            return [None if value is None else classes[int(value)] for value in values]
+        return values
 
     fields = [field.name for one in predictions[:1] for field in dataclasses.fields(one) if field.name != "client"]
     if as_json:
@@ -79,7 +81,7 @@ def print_predictions(
     writer.writerow(("client", "row", *fields, "round"))
     for p in predictions:
         for row, values in enumerate(zip(*(values_of(p, name) for name in fields), strict=True)):
-            cells = (to_cell(value) if isinstance(value, str) else f"{value:.6g}" for value in values)
+            cells = ("" if v is None else to_cell(v) if isinstance(v, str) else f"{v:.6g}" for v in values)
             writer.writerow((to_cell(p.client), row, *cells, round))
 
 
@@ -341,20 +343,11 @@ def _print_group(table: CertifiedRun, group: str) -> None:
     lines = [line for line in table.clients if line.group == group]
     units = table.labels.get("units", {})
     say(f"{group}: {table.labels['rows'][group]}" + (f"; targets {units[group]}" if group in units else ""))
-    rows = [["client", "n", "risk", "KL", "bound", "test risk", "test n"]]
-    notes = [""]
-    for line in lines:
-        risk, test = (f"{value:.4f}" for value in (line.risk, line.test_risk))
-        kl, bound = f"{line.kl:.3f}", rounded_up(line.bound)
-        rows.append([line.name, str(line.rows), risk, kl, bound, test, str(line.test_rows)])
-        vacuous = is_vacuous(line.bound, table.high, line.trivial)
-        said = [
-            *(["vacuous"] if vacuous else []),
-            *(["test risk above the bound"] if line.test_risk > line.bound else []),
-            *([f"{line.repeats} further rows repeat others and do not count"] if line.repeats else []),
-        ]
-        notes.append("  ".join(said))
-    for text, note in zip(fitted(rows, (0,), room(), right=range(1, 7)), notes, strict=True):
+    beside = any(line.holdout_bound == line.holdout_bound for line in lines)
+    titles = ["client", "n", "risk", "KL", "bound", "test risk", "test n", "fixed risk", "hold-out bound"]
+    rows = [titles[: 9 if beside else 7], *(line.cells(beside) for line in lines)]
+    notes = ["", *("  ".join(line.notes(table.high)) for line in lines)]
+    for text, note in zip(fitted(rows, (0,), room(), right=range(1, 9)), notes, strict=True):
         for part in _beside(text, note):
             say(part)
     below = sum(not line.test_risk > line.bound for line in lines)
@@ -364,6 +357,8 @@ def _print_group(table: CertifiedRun, group: str) -> None:
         f"median bound {middle}; not vacuous, so below the bound of the trivial predictor at the same n: "
         f"{useful} of {len(lines)}; test risk not above it: {below} of {len(lines)}"
     )
+    if beside:
+        say(table.holdout_text(group))
     if group in table.summary:
         average = rounded_up(table.summary[group]["value"])
         say(f"average over the clients' rows: at most {average}, with a delta {table.delta:g} of its own")

@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn
 
 from pacbayes_fl import __version__
 from pacbayes_fl.cli import (
+    audit,
     bound,
     certify,
     check,
@@ -24,6 +25,7 @@ from pacbayes_fl.cli import (
     plot,
     predict,
     release,
+    report,
     run,
     schema,
     score,
@@ -44,8 +46,10 @@ COMMANDS: Final = (
         listing,
         show,
         plot,
+        report,
         certify,
         bound,
+        audit,
         join,
         release,
         predict,
@@ -105,6 +109,7 @@ def parser() -> argparse.ArgumentParser:
             "pacbayes-fl run polynomial --rounds 50 --out runs/first",
             "pacbayes-fl show runs/first",
             "pacbayes-fl plot runs/first",
+            "pacbayes-fl report runs/first --open",
             "pacbayes-fl compare polynomial --methods pac-pfl,pfedgp,ridge --seeds 3 --out runs/three",
         ),
     )

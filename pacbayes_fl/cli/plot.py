@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 from pacbayes_fl.cli.arguments import AddCommand, names_in
@@ -24,6 +23,7 @@ def arguments(command: AddCommand) -> None:
         "figures from the folder of a run or comparison alone",
         "pacbayes-fl plot runs/first --clients poly_00,new_poly_01",
         "pacbayes-fl plot runs/first runs/second",
+        "pacbayes-fl plot runs/first --style paper --width 3.25 --format pdf",
         "pacbayes-fl plot runs/three",
     )
     sub.add_argument(
@@ -36,6 +36,16 @@ def arguments(command: AddCommand) -> None:
     sub.add_argument(
         "--clients", default="", metavar="A,B", help="clients of the predictive bands (default: two of each group)"
     )
+    sub.add_argument(
+        "--style",
+        choices=("screen", "paper"),
+        default="screen",
+        help="paper: letters of 7 points, no heading (default: %(default)s)",
+    )
+    sub.add_argument("--width", type=float, metavar="INCHES", help="of every figure, such as 3.25 of a column")
+    sub.add_argument(
+        "--format", default="png,svg", metavar="A,B", help="file endings, such as pdf (default: %(default)s)"
+    )
 
 
 def act(options: argparse.Namespace) -> None:
@@ -46,30 +56,32 @@ def act(options: argparse.Namespace) -> None:
     """
     from pacbayes_fl import plots
 
+    formats, look = names_in(options.format), plots.Look(options.style, options.width)
     result: list[Result] = []
     for folder in options.run:
         if comparison.is_comparison(folder):
             runs: list[Result] = comparison.load(folder)
-            written = plots.save_joint(runs, folder / "figures")
+            written = plots.save_joint(runs, folder / "figures", formats, look)
         else:
             runs = [load(folder)]
-            written = _plot_run(runs[0], folder, names_in(options.clients) or None)
+            written = _plot_run(runs[0], folder, options)
         for path in written:
             say(str(path))
         result += runs
     if len(options.run) > 1:
-        for path in plots.save_joint(result, options.run[0].parent / "figures"):
+        for path in plots.save_joint(result, options.run[0].parent / "figures", formats, look):
             say(str(path))
 
 
-def _plot_run(result: Result, folder: Path, clients: Sequence[str] | None) -> list[Path]:
+def _plot_run(result: Result, folder: Path, options: argparse.Namespace) -> list[Path]:
     """Draw a run and its certificates, and remove figures of tables that are stale by now, or gone."""
     from pacbayes_fl import plots
 
-    written = plots.save_all(result, folder / "figures", clients=clients)
+    formats, look = names_in(options.format), plots.Look(options.style, options.width)
+    written = plots.save_all(result, folder / "figures", formats, names_in(options.clients) or None, look)
     certified = tables(folder)
     current = {f"certificates-{table.stem}" for table in certified}
     for path in (folder / "figures").glob("certificates-*"):
         if path.stem not in current:
             path.unlink()
-    return [*written, *plots.save_certificates(certified, folder / "figures")]
+    return [*written, *plots.save_certificates(certified, folder / "figures", formats, look)]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -34,39 +37,56 @@ def arguments(command: AddCommand) -> None:
 
 
 def act(options: argparse.Namespace) -> None:
-    """Train the study, or go on with its run.
+    """Train the study, or go on with its run: in every process, where torchrun has started several.
 
     Args:
         options: as parsed.
     """
     from pacbayes_fl.study.file import Study
+    from pacbayes_fl.study.rank_folder import opened
     from pacbayes_fl.study.run import run
 
-    study = Study.from_toml(options.study, assignments(options))
-    out = options.out or _default_folder(
-        Path("runs") / f"{to_folder(study.name)}-{to_folder(Path(study.method.name).name)}-seed{study.seed}",
-        options.resume,
-    )
-    options.stopped = "go on with --resume"
+    with opened() as ranks, _silent(options, ranks is not None and not ranks.first):
+        study = Study.from_toml(options.study, assignments(options))
 
-    @cache
-    def say_preset() -> None:
-        if not options.quiet:
-            _say_preset(study.method.preset, study.differences())
+        def chosen() -> Path:
+            usual = f"{to_folder(study.name)}-{to_folder(Path(study.method.name).name)}-seed{study.seed}"
+            return options.out or _default_folder(Path("runs") / usual, options.resume)
 
-    with progress(f"{study.method.name} on {study.name}", study.plan.rounds, options.quiet) as on_round:
+        out = chosen() if ranks is None else ranks.of_first(chosen)
+        options.stopped = "go on with --resume"
 
-        def on_event(record: RoundRecord) -> None:
-            say_preset()  # not before a round has ended: a study that is refused gets one line, the error
-            on_round(record)
+        @cache
+        def say_preset() -> None:
+            if not options.quiet:
+                _say_preset(study.method.preset, study.differences())
 
-        result = run(study, out, options.resume, on_event)
-    say_preset()  # no round was left to train
-    if options.json:
-        print(json.dumps(result.summary() | {"folder": str(out)}, indent=1))
+        with progress(f"{study.method.name} on {study.name}", study.plan.rounds, options.quiet) as on_round:
+
+            def on_event(record: RoundRecord) -> None:
+                say_preset()  # not before a round has ended: a study that is refused gets one line, the error
+                on_round(record)
+
+            result = run(study, out, options.resume, on_event, ranks=ranks)
+        say_preset()  # no round was left to train
+        if options.json:
+            print(json.dumps(result.summary() | {"folder": str(out)}, indent=1))
+            return
+        print_table(result)
+        say(f"run folder: {out}")
+
+
+@contextmanager
+def _silent(options: argparse.Namespace, silent: bool) -> Iterator[None]:
+    """Say nothing to the end of a process that is not the first, which learns of its error."""
+    if not silent:
+        yield
         return
-    print_table(result)
-    say(f"run folder: {out}")
+    options.quiet = True
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1,) if options.debug else (1, 2):
+        os.dup2(null, stream)
+    yield
 
 
 def _default_folder(path: Path, resume: bool) -> Path:

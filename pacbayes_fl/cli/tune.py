@@ -6,13 +6,14 @@ import argparse
 import json
 import math
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pacbayes_fl.cli.arguments import AddCommand, assignments, json_option, methods_option, names_in, study_options
 from pacbayes_fl.cli.output import say
-from pacbayes_fl.errors import StudyError
+from pacbayes_fl.errors import StudyError, one_line
 from pacbayes_fl.files import fresh_folder
 from pacbayes_fl.names import to_folder
 from pacbayes_fl.results.folder import write_atomic
@@ -151,6 +152,19 @@ def _write_tuned(
     tune.write(options.study, chosen, out, sets, {name: len(trials) for name, trials in every.items()})
     trials = {name: [[dict(t.values), _finite(t.scores), t.failure] for t in trials] for name, trials in every.items()}
     write_atomic(out.with_suffix(".trials.json"), (json.dumps(trials, indent=1) + "\n").encode())
+    if tune.wants_page(options.study, sets):
+        _write_page(out)
+
+
+def _write_page(out: Path) -> None:
+    """Write the page of the search; whatever becomes of it, the study and the trials are there."""
+    from pacbayes_fl import pages
+
+    try:
+        pages.write_search(out)
+    except Exception as error:
+        what = one_line(f"{type(error).__name__}: {error}")
+        warnings.warn(f"no page: {what} (`pacbayes-fl report {out}` writes it)", stacklevel=2)
 
 
 def _scores(trial: Trial) -> str:

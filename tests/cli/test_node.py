@@ -13,5 +13,5 @@ def test_a_nodes_owner_is_told_what_would_leave(capsys: pytest.CaptureFixture[st
     assert "names of clients: poly_03\n" in said and "numbers of training rows: poly_03 " in said
     assert main(["node", "check", "polynomial", "--client", "x", "--set", "data.scale=client"]) == 1
     assert "client 'x': it is not in the data" in capsys.readouterr().err
-    assert main(["node", "check", "polynomial", "--set", "data.scale=pooled"]) == 1
-    assert "every node of a deployment knows its own rows alone" in capsys.readouterr().err
+    assert main(["node", "check", "polynomial", "--set", "deploy.share=[]"]) == 1
+    assert "deploy.share with 'moments' lets them send these" in capsys.readouterr().err

@@ -48,12 +48,12 @@ def test_show_and_plot_take_a_comparison(call: Call, tmp_path: Path, monkeypatch
     assert code == 0 and json.loads(out) == json.loads((tmp_path / "moved/compare.json").read_text())
     drawn: list[tuple[int, str]] = []
 
-    def joint(found: list[results.Result], folder: Path) -> list[Path]:
+    def joint(found: list[results.Result], folder: Path, *_: object) -> list[Path]:
         drawn.append((len(found), str(folder)))
         return [folder / "intervals.png"]
 
     monkeypatch.setattr(plots, "save_joint", joint)
-    monkeypatch.setattr(plots, "save_all", lambda result, folder, clients: [folder / "learning.png"])
+    monkeypatch.setattr(plots, "save_all", lambda result, folder, *_: [folder / "learning.png"])
     assert call("plot", "moved").out == "moved/figures/intervals.png\n"
     lines = call("plot", "moved/ridge-seed3", "moved").out.splitlines()
     assert lines[0] == "moved/ridge-seed3/figures/learning.png" and len(lines) == 3
