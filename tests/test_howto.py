@@ -1,0 +1,46 @@
+"""Pages of docs/howto whose commands are run as they stand, on less data."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import runpy
+import shlex
+import tomllib
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from pacbayes_fl import cli
+from pacbayes_fl.study.parts import DataPart
+
+PAGE = Path("docs/howto/your-csv.md").resolve().read_text("utf-8")
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_a_table_becomes_a_forecast_with_every_key_of_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With ridge regression in the place of PAC-PFL, and eleven days of rows before those that come later."""
+    monkeypatch.chdir(tmp_path)
+    made = dict(BLOCKS)
+    Path("houses.py").write_text(made["python"].replace("2024-10-07", "2024-10-24"))
+    runpy.run_path("houses.py")
+    given = tomllib.loads(made["toml"])["data"]
+    left_out = {"options", "follow_seed"}
+    assert given.keys() == {one.name for one in dataclasses.fields(DataPart)} - left_out
+    Path("houses.toml").write_text(made["toml"].replace('"pac-pfl"', '"ridge"'))
+    lines = [line for kind, block in BLOCKS if kind == "sh" for line in block.splitlines()]
+    assert len(lines) == 8
+    for line in lines:
+        capsys.readouterr()
+        command = shlex.split(line)[1:]
+        extra = ["--method", "ridge"] if command[0] == "init" else []
+        assert cli.main([*command, *extra]) == 0, capsys.readouterr().err
+    (answer,) = json.loads(capsys.readouterr().out).values()
+    assert len(answer["mean"]) == 24 and sum(value is not None for value in answer["mean"]) > 12
+    forecast = pd.read_csv("forecast.csv")
+    assert [*forecast.columns][:2] == ["house", "timestamp"] and {"q0.05", "q0.5", "q0.95"} <= {*forecast.columns}
+    assert (forecast["mean"].isna().groupby(forecast.house).mean() == 1).sum() == 1, "the house that was left out"
