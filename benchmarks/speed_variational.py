@@ -227,7 +227,7 @@ def _gradients(setting: Setting, bench: Bench) -> tuple[Gradient, Gradient]:
     q, prior = federation.state.clients.q, tensors.expand(federation.state.server.w, batch.clients)
     noise = Noise(SEED, 2, batch.ids, batch.x.device, plan(bench).noise)
     rows, scale = svi.minibatch(method.local, batch, noise, bench.dtype)
-    given = (method.model, q, prior, rows, [q.draw(noise)], method.local.zeta, scale)
+    given = (method.model, q, prior, rows, [q.draw(noise)], method.local.weight, scale)
     return lambda: svi.loss_gradient(*given, with_kl=False), lambda: elbo.defined_gradient(*given)
 
 

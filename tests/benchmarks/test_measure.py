@@ -48,3 +48,7 @@ def test_a_clients_share_is_the_time_of_a_round_over_its_clients() -> None:
 def test_a_table_has_a_line_for_every_row() -> None:
     row = measure.Row("case", "ms", 1.0, 2.0, 2.0, 1.5, 2.5, ">= 1")
     assert len(measure.table([row, row]).splitlines()) == 3
+
+
+def test_a_process_of_its_own_runs_a_module() -> None:
+    assert "Explicit is better than implicit." in measure.elsewhere("this").splitlines()

@@ -33,10 +33,12 @@ def test_every_case_gives_rows(dtype: torch.dtype) -> None:
     assert len(table(rows).splitlines()) == 1 + len(rows)
 
 
-@pytest.mark.parametrize("elsewhere", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_scaling_measures_time_and_memory(elsewhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not elsewhere:
-        monkeypatch.setattr(speed, "_peak_elsewhere", speed.peak)
+def test_scaling_measures_time_and_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def alone(_: str, *task: str) -> str:
+        speed.main(task)
+        return capsys.readouterr().out
+
+    monkeypatch.setattr(speed, "elsewhere", alone)
     time, memory = speed.scaling(bench(torch.float64), few=2, many=5, rows=4)
     assert time.unit == "ms" and time.ours > 0 and time.theirs > 0
     assert memory.unit == "MiB" and (memory.ours >= 0 or math.isnan(memory.ours))

@@ -36,8 +36,14 @@ def test_every_case_gives_rows(dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
     assert rows[0].case.startswith("variances of 22 weights, 6-8-3, 5 rows / laplace-torch") and rows[0].goal == ">= 1"
 
 
-@pytest.mark.slow
-def test_memory_is_measured_in_a_process_of_its_own() -> None:
+def test_memory_is_measured_in_a_process_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def alone(_: str, *task: str) -> str:
+        cases.main(task)
+        return capsys.readouterr().out
+
+    monkeypatch.setattr(cases, "elsewhere", alone)
     result = cases.memory_elsewhere(TINY, bench(torch.float32), "theirs")
     assert result >= 0 or math.isnan(result)
 

@@ -23,7 +23,7 @@ from pacbayes_fl.study.file import BUNDLED, Study
 from pacbayes_fl.study.models import NetworkModel
 
 FOLDER = Path(tables.__file__).parent / "studies"
-README = (FOLDER.parents[1] / "README.md").read_text(encoding="utf-8")
+DOCS = FOLDER.parents[1] / "docs"
 PAPERS = [json.loads((tables.REFERENCE / name).read_text(encoding="utf-8")) for name in tables.CLASSIFICATION]
 OURS = sorted(FOLDER.glob("*.toml"))
 JOURNAL = [file for file in OURS if not file.stem.startswith(("emnist", "fedsi", "femnist", "polynomial", "pv-"))]
@@ -58,10 +58,12 @@ def test_every_row_of_the_papers_tables_is_a_study() -> None:
                 missing |= {
                     name for name in names if not any((p / f"{name}.toml").is_file() for p in (BUNDLED, FOLDER))
                 }
-    assert not missing and "rows of the papers' tables" in README.replace("\n", " ")
+    assert not missing and "rows of the papers' tables" in (DOCS / "howto" / "repeat-papers.md").read_text(
+        "utf-8"
+    ).replace("\n", " ")
 
 
-def test_methods_of_the_papers_tables_are_here_as_the_readme_says() -> None:
+def test_methods_of_the_papers_tables_are_here_as_the_site_says() -> None:
     compared = set[str]()
     for file in tables.REFERENCE.glob("*.json"):
         paper = json.loads(file.read_text(encoding="utf-8"))
@@ -69,7 +71,9 @@ def test_methods_of_the_papers_tables_are_here_as_the_readme_says() -> None:
         if "method" in paper.get("columns", []):
             compared |= {line[paper["columns"].index("method")] for line in paper["lines"]}
     assert len(compared) >= 30 and {"per-fedavg", "bnfed", "fedpa"} < compared
-    assert compared <= METHODS.keys() and "all that the papers' tables compare with" in README.replace("\n ", "")
+    assert compared <= METHODS.keys() and "all that the papers' tables compare with" in (DOCS / "index.md").read_text(
+        "utf-8"
+    ).replace("\n ", "")
 
 
 def test_an_alias_is_a_papers_row_and_no_method() -> None:
