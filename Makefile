@@ -1,10 +1,13 @@
 # make demo    set up .venv, train the polynomial study, print its table and the run folder
 # make test    set up .venv with the development tools and run all tests; ARGS='-m "not slow"' passes options on
+# make deploy-test
+#              set up .venv-flower, where Flower's pins hold, and run the tests that start the processes of a deployment
 # make quick   one law of every method and the oracles, in under a minute
 # make lint    ruff: rules and format
 # make types   mypy, strict
-# make lock    write what .venv holds to constraints.txt
-# make clean   remove .venv and caches
+# make docs    the documentation site, in build/docs; every warning and every link that leads nowhere is an error
+# make lock    write what .venv and .venv-flower hold to constraints.txt and constraints-flower.txt
+# make clean   remove .venv, .venv-flower and caches
 #
 # Options:     PY=python3.12           the interpreter to build .venv with (3.11 or newer)
 #              EXTRA=plots             the extras to install (default: all)
@@ -17,15 +20,20 @@ EXTRA ?= all
 TORCH_INDEX ?=
 ARGS ?=
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
+FLOWER := .venv-flower
+INSTALL := python -m pip install -q --disable-pip-version-check
+PIP := $(BIN)/$(INSTALL)
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 READY := $(VENV)/.ready-$(EXTRA)
 DEV := $(VENV)/.ready-$(EXTRA)-dev
+DOCS := $(VENV)/.ready-$(EXTRA)-docs
+FLOWER_READY := $(FLOWER)/.ready
 QUICK = $(shell grep -rlE 'mark\.quick' tests --include='test_*.py') # the others are not even collected
-SOURCES := pacbayes_fl data_gen $(wildcard benchmarks/*.py)
+DEPLOY = $(shell grep -rlE 'mark\.deploy' tests --include='test_*.py')
+SOURCES := pacbayes_fl data_gen $(wildcard benchmarks/*.py) $(wildcard docs/*.py docs/pages/*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick lint types lock clean
+.PHONY: help demo test deploy-test quick lint types docs lock clean
 
 help:
 	@sed -n -e '/^[^#]/q' -e 's/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
@@ -43,11 +51,27 @@ $(DEV): $(READY)
 	$(PIP) $(INDEX) -c constraints.txt --group dev
 	@touch $@
 
+$(DOCS): $(DEV)
+	$(PIP) $(INDEX) -c constraints.txt --group docs
+	@touch $@
+
+# Flower pins protobuf and rich below the versions of constraints.txt.
+$(FLOWER_READY): pyproject.toml constraints-flower.txt
+	@echo "Setting up $(FLOWER); the first time takes a minute or more ..."
+	$(PY) -m venv $(FLOWER)
+	$(FLOWER)/bin/$(INSTALL) "pip>=25.1"
+	$(FLOWER)/bin/$(INSTALL) $(INDEX) -c constraints-flower.txt -e '.[flower,plots]' --group test
+	@touch $@
+
 demo: $(READY)
 	$(BIN)/pacbayes-fl run polynomial
 
 test: $(DEV)
 	$(BIN)/python -m pytest $(ARGS)
+
+# Most of their time is waiting; the tests of a file share their processes.
+deploy-test: $(FLOWER_READY)
+	$(FLOWER)/bin/python -m pytest -m deploy -n 3 --dist loadfile $(DEPLOY) $(ARGS)
 
 quick: $(DEV)
 	$(BIN)/python -m pytest -m quick $(QUICK) $(ARGS)
@@ -59,12 +83,21 @@ lint: $(DEV)
 types: $(DEV)
 	$(BIN)/mypy $(SOURCES)
 
+docs: $(DOCS)
+	$(BIN)/python -m sphinx -b html -W --keep-going -n -q docs build/docs
+	$(BIN)/python -m docs.links build/docs
+	@echo "build/docs/index.html"
+
 # The local part of a version ("+cpu") names a build that other machines cannot install; a pin serves every build.
 # Run it where torch is a CPU build: a CUDA build would add the pins of its own libraries.
-lock: $(DEV)
-	{ echo "# Versions that the tests ran with: every extra and the development tools, written by \`make lock\`."; \
-	  $(BIN)/python -m pip freeze --all --exclude-editable | grep -viE '^(pip|wheel)==' | sed 's/+[^=]*$$//'; } > constraints.new
+FREEZE := -m pip freeze --all --exclude-editable | grep -viE '^(pip|wheel)==' | sed 's/+[^=]*$$//'
+lock: $(DOCS) $(FLOWER_READY)
+	{ echo "# Versions that the tests ran with: every extra, the development tools and those of the site, written by \`make lock\`."; \
+	  $(BIN)/python $(FREEZE); } > constraints.new
 	mv constraints.new constraints.txt
+	{ echo "# Versions that the tests of deployments ran with, written by \`make lock\`."; \
+	  $(FLOWER)/bin/python $(FREEZE); } > constraints-flower.new
+	mv constraints-flower.new constraints-flower.txt
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(FLOWER) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -5,6 +5,7 @@ from pacbayes_fl import metrics as metrics
 from pacbayes_fl import plots as plots
 from pacbayes_fl import testing as testing
 from pacbayes_fl.certificates.clients import certify as certify
+from pacbayes_fl.certificates.model import certify_model as certify_model
 from pacbayes_fl.certificates.request import Request as Request
 from pacbayes_fl.data.batch import ClientBatch as ClientBatch
 from pacbayes_fl.errors import PacBayesFLError as PacBayesFLError
@@ -23,6 +24,7 @@ from pacbayes_fl.methods.pac_pfl.bnn import PacPFLBNN as PacPFLBNN
 from pacbayes_fl.methods.pac_pfl.gp import PacPFL as PacPFL
 from pacbayes_fl.methods.variational.bpfed import BPFed as BPFed
 from pacbayes_fl.methods.variational.cfedbayes import CFedBayes as CFedBayes
+from pacbayes_fl.methods.variational.pbb import PBB as PBB
 from pacbayes_fl.methods.variational.pfedbayes import PFedBayes as PFedBayes
 from pacbayes_fl.methods.variational.sfedbayes import SFedBayes as SFedBayes
 from pacbayes_fl.metrics import Metric as Metric
@@ -52,6 +54,7 @@ from pacbayes_fl.study.file import Study as Study
 from pacbayes_fl.study.forecast import Forecast as Forecast
 from pacbayes_fl.study.forecast import forecast as forecast
 from pacbayes_fl.study.predict import predict as predict
+from pacbayes_fl.study.progress import ProgressBar as ProgressBar
 from pacbayes_fl.study.run import open_run as open_run
 from pacbayes_fl.study.run import run as run
 from pacbayes_fl.study.score import score as score

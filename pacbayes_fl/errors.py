@@ -46,6 +46,11 @@ def shown(value: object, longest: int = 80) -> str:
 
     Returns:
         The start of its `repr`.
+
+    Example:
+        >>> from pacbayes_fl.errors import shown
+        >>> shown("x" * 200, 12)
+        "'xxxxxxx ..."
     """
     try:
         text = repr(value)

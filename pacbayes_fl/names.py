@@ -67,6 +67,11 @@ def shortened(text: str, columns: int) -> str:
 
     Returns:
         The text, or as much of its two ends as fits around an ellipsis.
+
+    Example:
+        >>> from pacbayes_fl import names
+        >>> names.shortened("a client with a long name", 12)
+        'a clie… name'
     """
     text = printable(text)
     if width(text) <= columns:
@@ -105,6 +110,11 @@ def to_cell(text: str) -> str:
 
     Returns:
         The cell; that of most names is the name.
+
+    Example:
+        >>> from pacbayes_fl import names
+        >>> names.to_cell("=1+1")
+        "'=1+1"
     """
     formula = _FORMULA.search(text) and not _NUMBER.fullmatch(text)
     if not formula and text.isprintable() and not text.startswith("'"):
@@ -121,6 +131,11 @@ def from_cell(cell: str) -> str:
 
     Returns:
         The name.
+
+    Example:
+        >>> from pacbayes_fl import names
+        >>> names.from_cell("'=1+1")
+        '=1+1'
     """
     if not cell.startswith("'"):
         return cell
@@ -156,6 +171,11 @@ def to_folder(text: str, longest: int = 80) -> str:
     Returns:
         The text where it is such a name; else with ``_`` for what is not, and 8 digits of its SHA-256 behind, so that
         different texts have different folders.
+
+    Example:
+        >>> from pacbayes_fl import names
+        >>> names.to_folder("my study: no. 1/2")
+        'my study_ no. 1_2-79a0ea4b'
     """
     name = _UNSAFE.sub("_", "".join(c if c.isprintable() else "_" for c in text))
     name = name.encode()[:longest].decode(errors="ignore").rstrip(" .")

@@ -65,6 +65,11 @@ class Range:
         high: the largest; infinity lets the option be infinite, which it may not be otherwise.
         above: a number below the least.
         below: a number above the largest.
+
+    Example:
+        >>> from pacbayes_fl.options import Range
+        >>> Range(above=0.0).holds(0.0), Range(low=0.0).holds(0.0)
+        (False, True)
     """
 
     low: float | None = None
@@ -279,6 +284,13 @@ def options_of(cls: type) -> dict[str, Option]:
 
     Returns:
         By name, in the order of the fields.
+
+    Example:
+        >>> from pacbayes_fl.methods import METHODS
+        >>> from pacbayes_fl.options import options_of
+        >>> tau = options_of(METHODS["pac-pfl"].options)["tau"]
+        >>> tau.name, tau.symbol
+        ('tau', 'tau')
     """
     kinds, meant = get_type_hints(cls), meanings(cls)
     result = {}

@@ -72,6 +72,11 @@ def nearest(word: str, valid: Iterable[str]) -> str:
 
     Returns:
         "did you mean ...?", or the list of valid words.
+
+    Example:
+        >>> from pacbayes_fl import settings
+        >>> settings.nearest("partikles", ["particles", "tau"])
+        "did you mean 'particles'?"
     """
     valid = list(valid)
     close = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
@@ -165,7 +170,8 @@ def _expected(kind: object) -> str:
     if get_origin(kind) is Literal:
         return f"one of {', '.join(map(repr, get_args(kind)))}"
     if get_origin(kind) is tuple:
-        return f"a list of {get_args(kind)[0].__name__}"
+        (inner, *_) = get_args(kind)
+        return f"a list of {_expected(inner) if get_origin(inner) is Literal else inner.__name__}"
     if (get_origin(kind) or kind) is Mapping or dataclasses.is_dataclass(kind):
         return "a table"
     return repr(NONE) if kind is type(None) else f"of type {getattr(kind, '__name__', kind)}"
@@ -210,6 +216,12 @@ def to_toml(table: Mapping[str, object], prefix: str = "") -> str:
 
     Returns:
         The text.
+
+    Example:
+        >>> from pacbayes_fl import settings
+        >>> print(settings.to_toml({"name": "mine", "seed": 1}).strip())
+        name = "mine"
+        seed = 1
     """
     simple = [f"{_key(name)} = {to_value(value)}" for name, value in table.items() if not isinstance(value, Mapping)]
     text = "\n".join(simple) + ("\n" if simple else "")
@@ -240,6 +252,11 @@ def to_value(value: object) -> str:
 
     Returns:
         The text.
+
+    Example:
+        >>> from pacbayes_fl import settings
+        >>> settings.to_value([0.5, "held-out", True])
+        '[0.5, "held-out", true]'
     """
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -287,6 +304,11 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns:
         A new table.
+
+    Example:
+        >>> from pacbayes_fl import settings
+        >>> settings.merge({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}})
+        {'a': {'b': 3, 'c': 2}}
     """
     merged = dict(base)
     for name, value in over.items():

@@ -6,8 +6,14 @@ dimension `K`; their flat names ("q.loc.w0") are what checkpoints and the wire c
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import IO, Any, Final, TypeAlias, TypeVar, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -43,6 +49,12 @@ def tree_map(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree
 
     Raises:
         ShapeError: when something in a tree is neither a tensor nor a container, or the structures differ.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import tensors
+        >>> tensors.tree_map(torch.neg, {'a': torch.ones(1), 'b': torch.zeros(2)})
+        {'a': tensor([-1.]), 'b': tensor([-0., -0.])}
     """
     children = _children(tree)
     if children is None:
@@ -80,6 +92,12 @@ def leaves(tree: object) -> dict[str, Tensor]:
 
     Raises:
         ShapeError: when two leaves would bear one name, or something is neither a tensor nor a container.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import tensors
+        >>> list(tensors.leaves({'layer': {'a': torch.ones(1), 'b': torch.zeros(2)}}))
+        ['layer.a', 'layer.b']
     """
     flat: dict[str, Tensor] = {}
     for name, leaf in _walk(tree, ""):
@@ -137,6 +155,12 @@ def select(tree: Tree, index: Tensor) -> Tree:
 
     Returns:
         A tree with leaves [k, *].
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import tensors
+        >>> tensors.select(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([2, 0])).tolist()
+        [[3.0], [1.0]]
     """
     return tree_map(lambda leaf: leaf.index_select(0, index), tree)
 
@@ -211,6 +235,12 @@ def weighted_mean(tree: Tree, weight: Tensor) -> Tree:
 
     Raises:
         ShapeError: when a leaf holds integers, whose shares would be rounded to 0.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import tensors
+        >>> tensors.weighted_mean(torch.tensor([[1.0], [5.0]]), torch.tensor([3.0, 1.0])).tolist()
+        [2.0]
     """
     share = weight / weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)
 
@@ -260,6 +290,12 @@ def norm(tree: object) -> Tensor | None:
     Returns:
         Euclidean norms [K], float64, the largest number where the squares of finite leaves are too large for it; None
         for a tree without leaves.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import tensors
+        >>> tensors.norm({'a': torch.tensor([[3.0]]), 'b': torch.tensor([[4.0]])}).tolist()
+        [5.0]
     """
     parts = [
         torch.linalg.vector_norm(leaf.unsqueeze(-1).flatten(1), dim=1, dtype=torch.float64)
@@ -312,3 +348,71 @@ def where(keep: Tensor, tree: Tree, other: Tree) -> Tree:
         return torch.where(keep.view(-1, *[1] * (left.dim() - 1)), left, right)
 
     return tree_map(choose, tree, other)
+
+
+MAPPED: Final = 2**24
+"""Bytes from which a tensor of all clients is in a file."""
+
+BLOCK: Final = 1024
+"""Clients whose rows are looked at together, where those of all would take memory."""
+
+_FOLDER: Final = "/var/tmp"  # noqa: S108 - on a disk, where /tmp often is memory
+
+
+class _Mapped(mmap.mmap):
+    """Mapped memory that can be referred to weakly."""
+
+
+_KNOWN: Final = WeakSet[_Mapped]()
+
+
+def mapped_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+    """Make a tensor of zeros: in a file where it is large, on the CPU, and the disk has room; else in memory.
+
+    Args:
+        shape: of the tensor.
+        dtype: of the tensor.
+        device: of the tensor.
+
+    Returns:
+        Zeros [*shape].
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if size < MAPPED or torch.device(device).type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    try:
+        with _temporary_file() as file:
+            os.posix_fallocate(file.fileno(), 0, size)  # else a full disk would end the process at a write
+            mapped = _Mapped(file.fileno(), size)
+    except OSError:
+        return torch.zeros(shape, dtype=dtype)
+    _KNOWN.add(mapped)
+    return torch.frombuffer(mapped, dtype=dtype).view(shape)
+
+
+def release_mapped() -> None:
+    """Give back the memory of all tensors in files; what was written stays in them."""
+    for mapped in list(_KNOWN):
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def client_blocks(clients: int) -> Iterator[slice]:
+    """Cut clients into blocks, and release tensors in files after each.
+
+    Args:
+        clients: K.
+
+    Yields:
+        Positions of some clients, in their order; all at once where they are few.
+    """
+    for at in range(0, clients, BLOCK):
+        yield slice(at, min(at + BLOCK, clients))
+        if clients > BLOCK:
+            release_mapped()
+
+
+def _temporary_file() -> IO[bytes]:
+    if not any(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")):
+        with contextlib.suppress(OSError):
+            return tempfile.TemporaryFile(dir=_FOLDER, buffering=0)
+    return tempfile.TemporaryFile(buffering=0)

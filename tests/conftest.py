@@ -20,7 +20,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from pacbayes_fl import cli
+from pacbayes_fl import cli, pages
 
 torch.set_num_threads(1)
 # A shell starts its background jobs with Ctrl-C ignored, and Python then leaves it so: here it is sent on purpose.
@@ -96,6 +96,18 @@ def rendered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let figures be drawn: the others are written as their texts."""
     monkeypatch.setattr(Figure, "savefig", _RENDERED[0])
     monkeypatch.setattr(Figure, "draw_without_rendering", _RENDERED[1])
+
+
+_PAGES = {name: getattr(pages, name) for name in ("write_run", "write_comparison", "write_search", "refresh")}
+for _name in _PAGES:  # hundreds of tests run studies, and some look at their pages
+    setattr(pages, _name, lambda *_: None)
+
+
+@pytest.fixture
+def paged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runs, comparisons and searches write their pages."""
+    for name, write in _PAGES.items():
+        monkeypatch.setattr(pages, name, write)
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,15 @@
-"""How many files lie between a command and the formula that it comes to: real calls are followed, and the README is.
+"""How many files lie between a command and the formula that it comes to: real calls, and docs/architecture.md.
 
-`python -m tests.test_hops` prints the block of the README.
+`python -m tests.test_hops` prints the block of that page.
 """
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -20,7 +22,7 @@ from pacbayes_fl.inference import curvature, evidence, svi
 from tests.tiny import write_study
 
 ROOT = Path(pacbayes_fl.__file__).parent
-README = ROOT.parent / "README.md"
+PAGE = ROOT.parent / "docs" / "architecture.md"
 MOST = 6  # files from a command to a formula
 
 
@@ -94,15 +96,16 @@ def followed(method: str, folder: Path) -> list[Hop]:
     sets = (f"method.name={method}", *formula.options)
     arguments = [text for each in sets for text in ("--set", each)]
     study = write_study(folder)
-    before = sys.getprofile()
+    before, said = sys.getprofile(), io.StringIO()
     sys.setprofile(watch)
     try:
-        cli.main(["run", str(study), "--rounds", "1", "--out", str(folder / method), "--quiet", *arguments])
+        with redirect_stderr(said):
+            code = cli.main(["run", str(study), "--rounds", "1", "--out", str(folder / method), "--quiet", *arguments])
     except Arrived as arrived:
         return arrived.hops
     finally:
         sys.setprofile(before)
-    raise AssertionError(f"{method} never came to {FORMULAS[method].says}")
+    raise AssertionError(f"{method} never came to {FORMULAS[method].says}, exit code {code}: {said.getvalue()}")
 
 
 def files(hops: Sequence[Hop]) -> list[str]:
@@ -111,7 +114,7 @@ def files(hops: Sequence[Hop]) -> list[str]:
 
 
 def text(chains: dict[str, list[Hop]]) -> str:
-    """Write the README's block: a line per method, its files with what is called there."""
+    """Write the page's block: a line per method, its files with what is called there."""
     lines = []
     for method, hops in chains.items():
         stops = [f"{file}: {', '.join(hop.name for hop in hops if hop.file == file)}" for file in files(hops)]
@@ -132,8 +135,8 @@ def test_a_formula_is_few_files_from_its_command(chains: dict[str, list[Hop]], m
     assert chains[method][-1].name == FORMULAS[method].function.__name__
 
 
-def test_the_readme_shows_the_calls_that_were_made(chains: dict[str, list[Hop]]) -> None:
-    (block,) = re.findall(r"```text\n(pac-pfl \(.*?)\n```", README.read_text("utf-8"), re.DOTALL)
+def test_the_page_shows_the_calls_that_were_made(chains: dict[str, list[Hop]]) -> None:
+    (block,) = re.findall(r"```text\n(pac-pfl \(.*?)\n```", PAGE.read_text("utf-8"), re.DOTALL)
     assert block == text(chains), "print the block anew: python -m tests.test_hops"
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -207,3 +209,32 @@ def test_where_takes_nothing_from_the_side_not_chosen() -> None:
         assert mixed[name].dtype == leaf.dtype and not torch.equal(mixed[name][1], leaf[1])
     cleaned = tensors.where(tensors.finite(mixed), mixed, tensors.tree_map(torch.zeros_like, mixed))
     assert tensors.finite(cleaned).all() and (cleaned["q.loc.w0"][1] == 0).all()
+
+
+def resident() -> int:
+    """Return the memory of this process in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_what_was_written_to_a_file_stays_and_takes_no_memory() -> None:
+    large = tensors.mapped_zeros((2**21, 8), torch.float64)  # 128 MiB
+    before = resident()
+    large.copy_(torch.arange(8.0).double().expand_as(large))
+    assert resident() - before > 2**26
+    tensors.release_mapped()
+    assert resident() - before < 2**24
+    assert large[2**20].tolist() == [*map(float, range(8))] and float(large.sum()) == 28.0 * 2**21
+
+
+def test_small_tensors_and_those_of_a_full_disk_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert tensors.mapped_zeros((3,), torch.bool).tolist() == [False] * 3
+    assert not tensors.mapped_zeros((2**21, 2), torch.float64).any()
+
+
+def test_clients_are_cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "BLOCK", 4)
+    assert [(one.start, one.stop) for one in tensors.client_blocks(9)] == [(0, 4), (4, 8), (8, 9)]

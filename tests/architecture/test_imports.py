@@ -40,21 +40,35 @@ STUDY = (  # the stages of a study, from its file to what is read from its runs
     ("study.search",),
     (
         "study.callbacks",
+        "study.progress",
         "study.resuming",
         "study.folder",
+        "study.rank_folder",
         "study.training",
         "study.run",
         "study.check",
         "study.served",
         "study.deploy",
+        "study.export",
         "study.node",
         "study.node_folder",
+        "study.node_run",
+        "study.gather",
     ),
     (
-        *("study.compare", "study.predict", "study.forecast", "study.release", "study.describe", "study.init"),
+        *(
+            "study.audit",
+            "study.compare",
+            "study.predict",
+            "study.forecast",
+            "study.release",
+            "study.describe",
+            "study.init",
+        ),
         *(
             "study.user_rows",
             "study.later",
+            "study.node_release",
             "study.updates",
             "study.score",
             "study.timing",
@@ -79,7 +93,7 @@ RANKS = {
     **{f"study:{at}": 10 + at / len(STUDY) for at in range(len(STUDY))},
     **dict.fromkeys(("certificates", "testing"), 11),
 }
-SIDE = {"bounds", "metrics", "plots"}
+SIDE = {"bounds", "metrics", "pages", "plots"}
 
 
 def _below(rank: float) -> set[str]:
@@ -88,23 +102,24 @@ def _below(rank: float) -> set[str]:
 
 MAY_IMPORT = {room: _below(rank) for room, rank in RANKS.items()}
 for _room in {*STAGES.values(), "certificates"}:
-    MAY_IMPORT[_room] |= {"metrics", "plots", "data_gen"}
-for _room in (STAGES["study.describe"], "certificates"):
+    MAY_IMPORT[_room] |= {"metrics", "pages", "plots", "data_gen"}
+for _room in ("methods", STAGES["study.describe"], "certificates"):
     MAY_IMPORT[_room] |= {"bounds"}
 MAY_IMPORT |= {
     "metrics": _below(7),
     "bounds": _below(7),
     "plots": {"names", "errors", "files", "results"},
+    "pages": {"names", "errors", "files", "results"},
     "study": set(),  # its `__init__.py`
     "cli": {
-        *("names", "errors", "files", "settings", "results", "certificates", "plots", "__version__"),
+        *("names", "errors", "files", "settings", "results", "certificates", "pages", "plots", "__version__"),
         *STAGES.values(),
     },
     "__main__": {"cli"},
     "__init__": {*RANKS, *SIDE},  # the package's public names; no module of the package imports them from there
     "data_gen": set(),
 }
-ONLY_IN_A_FUNCTION = {("cli", "plots")}
+ONLY_IN_A_FUNCTION = {("cli", "pages"), ("cli", "plots")}
 ONLY_IN = {"flwr": r"pacbayes_fl/federation/flower/", "pvlib": r"(data_gen/|pacbayes_fl/data/clear_sky\.py)"}
 NEVER = {"data_gen": {"torch"}, "pacbayes_fl": set()}
 FLOORS = 12  # of the drawing in which a folder is one room
@@ -237,7 +252,7 @@ def test_a_circle_and_a_floor_too_many_are_found() -> None:
         ("pacbayes_fl/plots/style.py", "from pacbayes_fl.metrics import regression"),
         ("pacbayes_fl/plots/style.py", "from pacbayes_fl.metrics import METRICS"),
         ("pacbayes_fl/methods/pac_pfl/gp.py", "from pacbayes_fl.metrics import regression"),
-        ("pacbayes_fl/methods/baselines/pooled.py", "from pacbayes_fl.bounds import classic"),
+        ("pacbayes_fl/server/pooled.py", "from pacbayes_fl.bounds import classic"),
         ("pacbayes_fl/plots/learning.py", "from pacbayes_fl.data.batch import ClientBatch"),
         ("pacbayes_fl/federation/engine.py", "from pacbayes_fl import study"),
         ("pacbayes_fl/federation/engine.py", "import flwr.app"),

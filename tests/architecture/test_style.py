@@ -40,6 +40,7 @@ def style_violations(text: str, path: str) -> Iterator[tuple[int, str]]:
     """Find in one module what no module may contain."""
     tree = ast.parse(text)
     names = local_names(tree, path)
+    own = {node for block in ast.walk(tree) if _forks(block, names) for node in ast.walk(block)}
     for statement, _, full in imported(tree, path):
         if re.match(BANNED_MODULES, full):
             yield statement.lineno, f"{full} is pickle or as unsafe"
@@ -53,7 +54,7 @@ def style_violations(text: str, path: str) -> Iterator[tuple[int, str]]:
             for default in [*node.args.defaults, *filter(None, node.args.kw_defaults)]:
                 if _mutable(default, names):
                     yield default.lineno, f"default {ast.unparse(default)} is shared by all calls and mutable"
-        elif isinstance(node, ast.Attribute):
+        elif isinstance(node, ast.Attribute) and node not in own:
             yield from ((node.lineno, what) for what in _banned(dotted(node, names)))
         elif isinstance(node, ast.Call):
             yield from ((node.lineno, what) for what in _bad_call(node, dotted(node.func, names), text))
@@ -63,6 +64,12 @@ def style_violations(text: str, path: str) -> Iterator[tuple[int, str]]:
     for function in _shared_functions(tree.body):
         if any(re.fullmatch(CACHES, dotted(mark, names)) for mark in function.decorator_list):
             yield function.lineno, f"{function.name} keeps its results in the module; let the caller keep them"
+
+
+def _forks(node: ast.AST, names: dict[str, str]) -> bool:
+    """Tell a block that puts torch's generator back when it ends, in which models of others may be seeded."""
+    calls = [item.context_expr for item in node.items] if isinstance(node, ast.With) else []
+    return any(isinstance(one, ast.Call) and dotted(one.func, names) == "torch.random.fork_rng" for one in calls)
 
 
 def _banned(name: str) -> Iterator[str]:

@@ -37,8 +37,10 @@ ARGUMENTS = {
     "list": ["methods"],
     "show": ["run"],
     "plot": ["run"],
+    "report": ["run"],
     "certify": ["run"],
-    "bound": ["seeger", "--n", "9", "--delta", "0.1"],
+    "bound": ["seeger", "--n", "9", "--delta", "0.1", "--prior", "split"],
+    "audit": ["run"],
     "join": ["run", "--data", "rows.csv"],
     "predict": ["run", "--client", "c0", "--data", "rows.csv"],
     "update": ["run", "--data", "rows.csv"],
@@ -443,7 +445,7 @@ SETS = "report.certify.scheme=none"
 def test_a_study_of_any_name_runs_below_runs(
     name: str, tmp_path: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ran(study: Study, out: Path, *_: object) -> results.Result:
+    def ran(study: Study, out: Path, *_: object, **__: object) -> results.Result:
         clients = (results.ClientRow(0, study.name, "existing", 3, {"rsmse": 1.0}),)
         results.Result(study.name, "ridge", 3, "regression", clients=clients).save(out)
         return results.load(out)

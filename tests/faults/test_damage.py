@@ -74,7 +74,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def drawn(result: results.Result, folder: Path, **_: Any) -> list[Path]:
+def drawn(result: results.Result, folder: Path, *_: Any) -> list[Path]:
     """Stand in for figures: print every number that they could show."""
     predictions = sorted((name, tensor.tolist()) for name, tensor in result.predictions.items())
     print(result.summary(), [row.metrics for row in result.clients], result.rounds, predictions)
@@ -87,7 +87,7 @@ def at(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(place, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plots, "save_all", drawn)
-    monkeypatch.setattr(plots, "save_certificates", lambda tables, _: [print(table) for table in tables] and [])
+    monkeypatch.setattr(plots, "save_certificates", lambda tables, *_: [print(table) for table in tables] and [])
     return tmp_path
 
 
@@ -108,7 +108,7 @@ def whole(place: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, st
     said = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plots, "save_all", drawn)
-        patch.setattr(plots, "save_certificates", lambda tables, _: [print(table) for table in tables] and [])
+        patch.setattr(plots, "save_certificates", lambda tables, *_: [print(table) for table in tables] and [])
         for command, arguments in COMMANDS.items():
             copy = tmp_path_factory.mktemp("whole")
             shutil.copytree(place, copy, dirs_exist_ok=True)
@@ -382,7 +382,7 @@ def killed_at(call: int, module: Any, name: str, work: Callable[[], object]) -> 
     return code != 0
 
 
-def joint(found: Any, folder: Path, **_: Any) -> list[Path]:
+def joint(found: Any, folder: Path, *_: Any) -> list[Path]:
     """Stand in for figures: write every number that they could show."""
     folder.mkdir(exist_ok=True)
     (folder / "all.txt").write_text(str([[row.metrics for row in one.clients] for one in found]))

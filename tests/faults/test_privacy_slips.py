@@ -78,6 +78,7 @@ def test_a_folder_with_other_files_is_not_changed_and_the_run_says_so(tmp_path: 
 ANYTHING = Budget(1e300, 1e-9)
 KEYS = [key for key in PrivacyPart.__dataclass_fields__ if key != "epsilon"]
 VALUES = {"mechanism": "laplace", "cohort": "all", "neighbours": "replace", "randomness": "system", "side_share": 0.2}
+VALUES |= {"ledger": "all.json"}
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -150,7 +151,7 @@ for home, name, file in PLACES:
         if os.WTERMSIG(os.waitpid(child, 0)[1]) != signal.SIGKILL:
             sys.exit(f"not killed at {name}, after: {after}")
         saved = checkpoint.load(folder)
-        charges, _, _ = ledger._read(ledger.Path(folder) / ledger.NAME)
+        charges, *_ = ledger._read(ledger.Path(folder) / ledger.NAME)
         print(name, after, saved.round if saved else 0, saved.meta["released"] if saved else 0,
               sum(count for _, count in charges), flush=True)
 """

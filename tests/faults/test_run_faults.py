@@ -18,7 +18,7 @@ from pacbayes_fl.results import rounds
 from pacbayes_fl.results.manifest import problems
 from tests.tiny import TABLE, assert_same_results, write_study
 
-ROUNDS, KILLS, EVERY = 600, 6, 7
+ROUNDS, KILLS, EVERY = 600, 4, 7
 START = "import sys; from pacbayes_fl.cli import main; sys.exit(main(sys.argv[1:]))"
 TIMEOUT = 120.0
 

@@ -40,6 +40,8 @@ CSV = ("join", "predict")
 WITHOUT = {
     "plot": "prints the paths of figures",
     "release": "prints what was written",
+    "audit": "prints two bounds and a verdict",
+    "report": "prints where the page is",
     "init": "prints the roles of columns",
     "schema": "prints JSON anyhow",
     "deploy": "prints where the run folder is, whose table `show` prints",

@@ -46,8 +46,8 @@ def prior_predictive(case: Any, d: int) -> Any:
 
 CASES: dict[str, Any] = {"hard-mixture": hard_mixture}
 for _case in ALL:
-    for _d in _case.dimensions:
-        CASES[f"{_case}-{_d}"] = lambda c=_case, d=_d: method_predictive(c, d)
+    _d = _case.dimensions[-1]
+    CASES[f"{_case}-{_d}"] = lambda c=_case, d=_d: method_predictive(c, d)
     CASES[f"{_case}-strangers"] = lambda c=_case: prior_predictive(c, 1)
 
 

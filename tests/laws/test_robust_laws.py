@@ -62,7 +62,7 @@ def case_of(name: str, **options: Any) -> Case:
 
 def quick(name: str, **options: Any) -> Case:
     """Return it with a network that learns much in few rounds."""
-    more = {"steps": 24} if name.startswith("fed") else {}  # a step of a point estimate is cheap
+    more = {"steps": 24} if name.startswith("fed") or name == "pbb" else {}  # cheap steps, and narrow first posteriors
     more |= {"rate": 0.01} if name == "fedem" else {}  # plain descent: at a larger one a wrong centre throws all
     case = case_of(name, **QUICK | more | options)
     model = wide if METHODS[name].model == "weights" else None

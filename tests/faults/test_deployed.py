@@ -1,0 +1,285 @@
+"""Faults over a real network: Flower's processes on the loopback address, and nodes whose workers do what a test says.
+
+One SuperLink serves them all. What the rounds come to is compared with the same schedule over a double in memory.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from os import killpg
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any, NamedTuple
+
+import pytest
+
+from pacbayes_fl.errors import ClientError, DataError, DeployError
+from pacbayes_fl.federation import frames, mail
+from pacbayes_fl.federation.flower import commands, keys, reach
+from pacbayes_fl.federation.flower.app import write_app
+from pacbayes_fl.federation.flower.processes import HOST, Processes, answers
+from pacbayes_fl.federation.messages import Reply
+from pacbayes_fl.federation.node import InMemory
+from pacbayes_fl.federation.sockets import Listener
+from pacbayes_fl.results.rounds import read_rounds
+from pacbayes_fl.study.data import load
+from pacbayes_fl.study.deploy import opened
+from pacbayes_fl.study.node import StudyNode
+from pacbayes_fl.study.served import Waits, serve
+from tests.deployed import free, needs_flower, study_of, until
+from tests.laws.cases import assert_close
+from tests.study.test_served import server_of
+
+pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.timeout(900)]
+ROUNDS = 11
+STUDY = study_of(ROUNDS)
+DATA = load(STUDY)
+NAMES = DATA.groups["existing"].train.names
+DEALT = {7: NAMES[0::2], 8: NAMES[1::2]}
+LIAR = NAMES[1]
+SILENT, HUNG_UP = b"silent", b"hung up"
+LATE_CLOCK = """
+import datetime, sys
+from flwr.supernode import node_auth_http_interceptor as module
+now = module.now
+module.now = lambda: now() - datetime.timedelta(seconds=400)
+from flwr.supernode.cli.flower_supernode import flower_supernode
+sys.exit(flower_supernode())
+"""
+
+
+def nodes() -> dict[int, StudyNode]:
+    return {node: StudyNode(STUDY, DATA, InMemory(), names) for node, names in DEALT.items()}
+
+
+class Hostile:
+    """The second node, round by round; a double in memory and the worker of a real node ask the same one."""
+
+    def __init__(self, node: StudyNode, died: Callable[[], None] = lambda: None) -> None:
+        self.node, self.died, self.first, self.late = node, died, b"", HUNG_UP
+
+    def __call__(self, data: bytes) -> bytes:
+        config = frames.decode(data).config
+        answer = self.node.answer(data)
+        if config["kind"] != mail.TRAIN:
+            return answer
+        number = config["requests"][0]["round"]
+        self.first = self.first or answer
+        match number:
+            case 2:
+                return self.first  # replayed
+            case 3:
+                return changed(answer, lambda one: one._replace(data=bytes(10 * len(one.data))))
+            case 4:
+                return changed(answer, lambda one: one._replace(data=one.data[:-8] + b"\xff" * 8))  # NaN
+            case 5:
+                return answer.replace(LIAR.encode(), NAMES[0].encode())  # under the name of the other node's client
+            case 6:
+                self.late = answer
+                return SILENT
+            case 8:
+                return HUNG_UP
+            case 9 | 10:
+                self.died()
+                return SILENT
+        return answer
+
+
+def changed(data: bytes, change: Callable[[Any], Any]) -> bytes:
+    """Alter the largest array of the first client's answer."""
+    (name, reply), *rest = mail.unpack_answers(data)
+    assert isinstance(reply, Reply)
+    largest = max(reply.arrays, key=lambda leaf: len(reply.arrays[leaf].data))
+    return mail.pack_answers(
+        [(name, Reply(reply.config, {**reply.arrays, largest: change(reply.arrays[largest])})), *rest]
+    )
+
+
+class Double(mail.InMemory):
+    """The same in memory: who is silent is not heard, and one who hangs up is."""
+
+    def ask(self, letters: Mapping[int, bytes], seconds: float) -> Iterator[tuple[int, bytes]]:
+        for node, data in super().ask(letters, seconds):
+            if data != SILENT:
+                lost = frames.encode({"refused": "its worker is gone"}, {})
+                yield node, lost if data == HUNG_UP else data
+
+
+class Worker:
+    """A node's worker in a thread of the test."""
+
+    def __init__(self, path: Path, answer: Callable[[bytes], bytes]) -> None:
+        self.listener, self.answer, self.over = Listener(path), answer, threading.Event()
+        self.released = threading.Event()
+        self.thread = threading.Thread(target=self.work)
+        self.thread.start()
+
+    def work(self) -> None:
+        while not self.over.is_set():
+            caller = self.listener.accept(0.2)
+            if caller is None:
+                continue
+            with caller, suppress(DeployError):
+                data = caller.receive(30.0)
+                answer = self.answer(data)
+                if answer == SILENT:  # late: it is on its way again once the round is over
+                    self.released.wait(600.0)
+                    answer = getattr(self.answer, "late", HUNG_UP)
+                if answer != HUNG_UP:
+                    caller.send(answer)
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.released.set()
+        self.thread.join()
+        self.listener.__exit__(None, None, None)
+
+
+class Patient:
+    """Waits for as long as it takes, and where somebody is silent for as long as the slowest round has taken, and more.
+
+    A machine that does much else needs more, and the fault alone is to cost a node its round.
+    """
+
+    def __init__(self, post: mail.Mail) -> None:
+        self.post, self.slowest = post, 0.0
+        self.nodes = post.nodes
+
+    def ask(self, letters: Mapping[int, bytes], seconds: float) -> Iterator[tuple[int, bytes]]:
+        config, begun = frames.decode(next(iter(letters.values()))).config, time.monotonic()
+        if config["kind"] == mail.TRAIN and config["requests"][0]["round"] in (6, 9, 10):
+            yield from self.post.ask(letters, 2.0 + 2.0 * self.slowest)
+        else:
+            yield from self.post.ask(letters, seconds)
+            self.slowest = max(self.slowest, time.monotonic() - begun)
+
+
+class Network(NamedTuple):
+    """Two nodes that are connected."""
+
+    running: Processes
+    folder: Path
+    mail: Any
+    workers: Sequence[Worker]
+    owners: Mapping[int, Sequence[str]]
+    address: str
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    needs_flower()
+    folder, port = tmp_path_factory.mktemp("net"), free(8)
+    address = f"{HOST}:{port}"
+    write_app(folder / "app", STUDY.to_toml())
+    keys.write_keys(folder / "keys", ["a", "b", "stranger"])
+    keys.write_keys(folder / "other", ["a"])
+    keys.write_authority(folder / "expired")
+    keys.write_server(folder / "expired", days=-1.0)
+    commands.write_home(folder / "home", address, folder / "keys" / "ca.pem")
+    with ExitStack() as stack:
+        running = Processes(folder / "logs", {**commands.ENVIRONMENT, "FLWR_HOME": str(folder / "home")})
+        stack.enter_context(running)
+        running.start("link", commands.of_link(folder / "keys", HOST, port))
+        workers = [stack.enter_context(Worker(folder / name, lambda data: data)) for name in "ab"]
+        running.wait(120.0, lambda: answers(HOST, port), "no SuperLink")
+        owners = dict[int, Sequence[str]]()
+        for k, (name, clients) in enumerate(zip("ab", DEALT.values(), strict=True)):
+            owners[commands.register(running, folder / "keys" / name / "node.pub")] = clients
+            settings = {"worker": str(folder / name)}
+            running.start(name, commands.of_node(folder / "keys" / name, address, port + 1 + k, settings))
+        listener = stack.enter_context(Listener(folder / "server"))
+        post = stack.enter_context(opened(running, listener, folder / "app", owners))
+        yield Network(running, folder, post, workers, owners, address)
+
+
+def test_who_has_no_valid_key_certificate_or_clock_does_not_get_in(network: Network) -> None:
+    running, folder, port = network.running, network.folder, int(network.address.rpartition(":")[2])
+    with Processes(folder / "refused", {**commands.ENVIRONMENT, "FLWR_HOME": str(folder / "home")}) as others:
+        others.start("expired link", commands.of_link(folder / "expired", HOST, port + 7))
+        settings = {"worker": "none"}
+        wrong = commands.of_node(folder / "other" / "a", network.address, port + 3, settings)
+        others.start("wrong CA", wrong)
+        others.start("stranger", commands.of_node(folder / "keys" / "stranger", network.address, port + 4, settings))
+        skewed = commands.of_node(folder / "keys" / "stranger", network.address, port + 5, settings)
+        others.start("clock", [sys.executable, "-c", LATE_CLOCK, *skewed[1:]])
+        until(lambda: answers(HOST, port + 7))
+        with pytest.raises(DeployError, match="has expired"):
+            reach.check_server(f"{HOST}:{port + 7}", folder / "expired" / "ca.pem")
+        with pytest.raises(DeployError, match="is not signed by the authority"):
+            reach.check_server(network.address, folder / "other" / "ca.pem")
+        reach.check_server(network.address, folder / "keys" / "ca.pem")
+        until(lambda: all(others.ended(name) is not None for name in ("wrong CA", "stranger", "clock")))
+        said = {name: str(others.ended(name)) for name in ("wrong CA", "stranger", "clock")}
+        assert "CERTIFICATE_VERIFY_FAILED" in said["wrong CA"] and "[code: 2004]" in said["stranger"]
+        assert "terminated gracefully" in said["clock"]  # all that Flower tells its owner
+        with pytest.raises(DeployError, match=r"wrong CA has ended .*does not hold under this ca.pem"):
+            others.check()
+    assert '"POST /v1/fleet/activate-node HTTP/1.1" 401' in (folder / "logs" / "link.log").read_text()
+    assert {*network.mail.nodes()} == {*network.owners}
+    running.check()
+
+
+def test_a_registered_node_that_claims_anothers_client_is_refused(network: Network, tmp_path: Path) -> None:
+    honest = nodes()
+    network.workers[0].answer = honest[7].answer
+    network.workers[1].answer = StudyNode(STUDY, DATA, InMemory(), NAMES[0:2]).answer
+    first = [*network.owners][1]
+    with pytest.raises(DataError, match=f"client '{NAMES[0]}': node {first} claims it, and its key belongs to"):
+        serve(STUDY, tmp_path / "out", network.mail, claims=network.owners)
+    assert not (tmp_path / "out").exists() or not any((tmp_path / "out").glob("rounds*"))
+
+
+def test_whatever_a_node_does_costs_its_clients_that_round_and_nothing_is_lost(
+    network: Network, tmp_path: Path
+) -> None:
+    running, there = network.running, nodes()
+    killed = iter(["b", "a"])
+    network.workers[0].answer = there[7].answer
+    hostile = Hostile(there[8], lambda: killpg(running.pid(next(killed)), SIGKILL))
+    network.workers[1].answer = hostile
+
+    def after(record: Any) -> None:
+        (network.workers[1].released.set if record.round == 6 else network.workers[1].released.clear)()
+        if record.round == 9:  # the first node is killed in the round after
+            network.workers[0].answer = lambda data: (hostile.died(), SILENT)[1]
+
+    waits, post = Waits(250.0, 250.0), Patient(network.mail)
+    with pytest.raises(ClientError, match=r"round 10: none of 24 clients gave an update .*--resume"):
+        serve(STUDY, tmp_path / "there", post, on_round=after, waits=waits, claims=network.owners)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        serve(STUDY, tmp_path / "there", mail.InMemory({k: one.answer for k, one in there.items()}), resume=True)
+    records = read_rounds(tmp_path / "there")
+    assert [record.round for record in records] == [*range(1, ROUNDS + 1)]
+    reasons = {record.round: record.reasons.get(LIAR, "") for record in records}
+    expected = {2: "round 1 arrived in round 2", 3: "bytes, and at most", 4: "is not finite", 5: "no reply"}
+    expected |= {6: "no reply", 8: "the node's worker: the other process is gone", 9: "no reply"}
+    for number, record in enumerate(records, 1):
+        assert expected.get(number, "") in reasons[number] and bool(reasons[number]) == (number in expected)
+        assert (LIAR in record.dropped) == (number in expected) and NAMES[0] not in record.dropped
+    assert any("node " in name and " for " in name for name in records[4].reasons)
+    assert_close(server_of(tmp_path / "there"), server_of(in_memory(tmp_path / "here")), 1e-9)
+
+
+def in_memory(folder: Path) -> Path:
+    """Play the same over a double, with the last rounds undisturbed as after the resume."""
+    here = nodes()
+    hostile = Hostile(here[8])
+
+    def second(data: bytes) -> bytes:
+        config = frames.decode(data).config
+        over = config["kind"] == mail.TRAIN and config["requests"][0]["round"] > 9
+        return here[8].answer(data) if over else hostile(data)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        serve(STUDY, folder, Double({7: here[7].answer, 8: second}))
+    return folder
