@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pacbayes_fl.bounds.bernstein import empirical_bernstein
 from pacbayes_fl.bounds.bound import ARGUMENTS, Bound
 from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo, trivial_bound
 from pacbayes_fl.bounds.client import alquier, catoni, gibbs, mcallester, pbb_lambda, pbb_quadratic, seeger, theorem_3_2
@@ -90,6 +91,7 @@ __all__ = [
     "diagonal_gaussian_kl",
     "discrete_kl",
     "drawn_risk",
+    "empirical_bernstein",
     "from_record",
     "full_gaussian_kl",
     "gibbs",

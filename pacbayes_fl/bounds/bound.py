@@ -22,7 +22,13 @@ from pacbayes_fl.bounds.premises import Average, Posterior, Premises
 from pacbayes_fl.errors import AssumptionError
 
 World = Literal[
-    "fair coins", "drawn hypotheses", "fixed predictor", "private prior", "finite federation", "new clients"
+    "fair coins",
+    "rare losses",
+    "drawn hypotheses",
+    "fixed predictor",
+    "private prior",
+    "finite federation",
+    "new clients",
 ]
 """Worlds whose truth is known, in which `bounds.coverage` counts how often a bound fails."""
 
@@ -32,6 +38,8 @@ PerClient = Tensor
 ARGUMENTS: Mapping[str, str] = MappingProxyType(
     {
         "risk": "empirical risk [] or [K], in the unit of the loss",
+        "variance": "variance of the losses over the rows, averaged over the posterior [] or [K], in squared units of"
+        " the loss",
         "kl": "KL divergence of the posterior from the prior [] or [K], or of the hyper-posterior from the hyper-prior"
         " [*], in nats",
         "log_ratio": "ln dQ/dP at the drawn hypothesis [] or [K], in nats",
@@ -61,7 +69,7 @@ AssumptionError or ShapeError where no number can be formed, as for an infinite 
 
 _MEASURED = MappingProxyType(
     {
-        "client": frozenset(("risk", "kl", "n", "beta", "log_z", "losses")),
+        "client": frozenset(("risk", "variance", "kl", "n", "beta", "log_z", "log_ratio", "losses")),
         "clients on average": frozenset(("free_energy", "beta", "m", "kl")),
         "new client on average": frozenset(("free_energy", "beta", "m", "kl")),
     }
@@ -96,8 +104,8 @@ class Bound:
         needs: arguments of the function that are numbers without a default, beside delta.
         poolable: whether it also holds at the pooled rows of clients that are not alike, each with a posterior and a
             prior of its own (`pooled`); needs exactly risk, kl and n.
-        world: in which its coverage is tested: "fair coins", "drawn hypotheses", "fixed predictor" and "private
-            prior" for a client, "finite federation" for clients on average, "new clients".
+        world: in which its coverage is tested: "fair coins", "rare losses", "drawn hypotheses", "fixed predictor" and
+            "private prior" for a client, "finite federation" for clients on average, "new clients".
         average: over what its risk is averaged; "client" is each on its own.
         posterior: the posteriors that it is about: "any", those "no worse than the prior", or the "exact Gibbs" one.
         private: whether the prior has to be one that was drawn with privacy from the rows of the bound.
@@ -170,7 +178,7 @@ class Bound:
     @property
     def chooses(self) -> bool:
         """Whether it holds for all posteriors at once, so that the rows may choose among them at no cost."""
-        return self.group is None and self.posterior == "any" and "kl" in self.needs
+        return self.group is None and self.posterior == "any" and not {"kl", "log_ratio"}.isdisjoint(self.needs)
 
     @property
     def estimable(self) -> bool:

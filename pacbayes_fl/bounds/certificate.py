@@ -41,6 +41,8 @@ class MonteCarlo:
         delta: probability with which the estimate may mislead, taken from the certificate's delta, [] or [K].
         risks: of every draw [M] or [K, M], in the unit of the loss, whose mean the risk is: what is paid follows from
             how little they differ (`costs.drawn_risk`). None where the mean alone is known.
+        variances: of every draw's losses over the rows [M] or [K, M], in the squared unit of the loss, for bounds by
+            the variance. None where their mean alone is known.
 
     Example:
         >>> from pacbayes_fl.bounds import Premises, Provenance, MonteCarlo, seeger
@@ -53,13 +55,15 @@ class MonteCarlo:
     draws: int
     delta: Number
     risks: Tensor | None = None
+    variances: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Check the draws; delta is checked with the certificate's."""
         whole("draws", self.draws)
-        if self.risks is not None and self.risks.shape[-1:] != (self.draws,):
-            what = f"the risks of {self.draws} draws must be [M] or [K, M], got {list(self.risks.shape)}"
-            raise AssumptionError(what, hint="draws is their number")
+        for name, each in (("risks", self.risks), ("variances", self.variances)):
+            if each is not None and each.shape[-1:] != (self.draws,):
+                what = f"the {name} of {self.draws} draws must be [M] or [K, M], got {list(each.shape)}"
+                raise AssumptionError(what, hint="draws is their number")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -205,7 +209,8 @@ def certify(
     """Build a certificate: split delta, compute the value, collect the violated assumptions.
 
     The formula is given, beside the terms, "low" and "high" of the loss, "delta" of the bound itself, "factor" of the
-    predictor, and where they apply "epsilon", "prior_rows" or "prior_delta", "mc_draws", "mc_delta" and "mc_risks".
+    predictor, and where they apply "epsilon", "prior_rows" or "prior_delta", "mc_draws", "mc_delta", "mc_risks" and
+    "mc_variances".
 
     Args:
         theorem: which bound.
@@ -230,6 +235,9 @@ def certify(
         if monte_carlo.risks is not None and "risk" in terms:
             risks = checked("risks of draws", monte_carlo.risks, premises.loss.low, premises.loss.high)
             extra["mc_risks"] = grouped(risks)
+        if monte_carlo.variances is not None and "variance" in terms:
+            largest = 0.25 * (premises.loss.high - premises.loss.low) ** 2
+            extra["mc_variances"] = grouped(checked("variances of draws", monte_carlo.variances, 0.0, largest))
     numbers = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in extra.items()}
     device = next(iter(terms.values())).device
     if "prior_delta" in numbers and bool((numbers["delta"] <= numbers["prior_delta"]).any()):
@@ -278,7 +286,7 @@ def trivial_bound(certificate: Certificate, risk: Number) -> Tensor:
     loss, terms = certificate.premises.loss, dict(certificate.terms)
     device = terms["delta"].device
     level = checked("risk", risk, loss.low, loss.high).to(device)
-    for name in ("mc_draws", "mc_delta", "mc_risks", "epsilon", "prior_rows", "prior_delta"):
+    for name in ("mc_draws", "mc_delta", "mc_risks", "mc_variances", "epsilon", "prior_rows", "prior_delta"):
         terms.pop(name, None)
     terms["delta"] = torch.as_tensor(certificate.delta, dtype=torch.float64, device=device)
     if "log_z" in terms:  # the first part of such a bound is -ln Z times a constant
@@ -287,6 +295,8 @@ def trivial_bound(certificate: Certificate, risk: Number) -> Tensor:
     named = ("risk", "losses", "free_energy")
     energy = {name: torch.broadcast_tensors(level, terms[name])[0] for name in named if name in terms}
     free = {"kl": torch.zeros_like(terms["kl"])} if "kl" in terms else {}
+    if "variance" in terms:  # no losses of this mean vary more than those at the ends
+        free["variance"] = ((level - loss.low) * (loss.high - level)).expand_as(terms["variance"])
     return _total(certificate.formula(terms | energy | free))
 
 

@@ -106,8 +106,25 @@ def _fair_coins(seed: int) -> Iterator[Case]:
         for beta in (best, 8 * math.sqrt(_ROWS), 20.0 * _ROWS):
             weights, log_z = gibbs_weights(risks, beta)
             numbers = {"risk": (weights * risks).sum(1), "kl": discrete_kl(weights), "log_z": log_z}
+            numbers["variance"] = (weights * risks * (1.0 - risks)).sum(1)
             what = f"{hypotheses} hypotheses, beta {beta:.3g}"
             yield Case(what, {**numbers, "n": _ROWS, "beta": beta}, _FINE, torch.tensor(0.5))
+
+
+def _rare_losses(seed: int) -> Iterator[Case]:
+    """One client, whose hypotheses lose all in few rows, or by a third: often no loss is seen, and no variance."""
+    rng = np.random.default_rng((seed, 3))
+    for rows, chance, hypotheses in ((60, 0.045, 1), (_ROWS, 0.014, 1), (_ROWS, 0.5, 1), (60, 0.1, 500)):
+        lost = rng.multinomial(rows, (chance, 0.1, 0.9 - chance), (WORLDS, hypotheses)) / rows
+        shares, thirds = (torch.from_numpy(lost[..., at].copy()) for at in (0, 1))
+        risks = shares + thirds / 3
+        variances = shares + thirds / 9 - risks.square()
+        for beta in (4 * math.sqrt(rows), 20.0 * rows)[: 1 if hypotheses == 1 else 2]:
+            weights, log_z = gibbs_weights(risks, beta)
+            numbers = {"risk": (weights * risks).sum(1), "variance": (weights * variances).sum(1).clamp_min(0.0)}
+            more = {"kl": discrete_kl(weights), "log_z": log_z, "n": rows, "beta": beta}
+            what = f"{rows} rows, chance {chance:g}, {hypotheses} hypotheses, beta {beta:.3g}"
+            yield Case(what, numbers | more, _FINE, torch.tensor(chance + 0.1 / 3, dtype=torch.float64))
 
 
 def _drawn_hypotheses(seed: int) -> Iterator[Case]:
@@ -221,6 +238,7 @@ def _new_clients(seed: int) -> Iterator[Case]:
 DRAWN: Mapping[World, Callable[[int], Iterator[Case]]] = MappingProxyType(
     {
         "fair coins": _fair_coins,
+        "rare losses": _rare_losses,
         "drawn hypotheses": _drawn_hypotheses,
         "fixed predictor": _fixed_predictor,
         "private prior": _private_prior,

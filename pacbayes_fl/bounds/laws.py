@@ -66,6 +66,7 @@ def numbers_of(bound: Bound, risk: float, kl: float, n: float, beta: float, *, w
         "tandem_risk": risk,
         "log_ratio": kl,
         "risk": risk,
+        "variance": risk * (width - risk),
         "kl": kl,
         "n": n,
         "beta": beta,

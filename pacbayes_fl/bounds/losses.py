@@ -7,10 +7,10 @@ them, and certify the same posterior with one of these.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -327,6 +327,56 @@ LOSSES: Mapping[str, type[ZeroOne] | type[ClippedNLL] | type[ClippedSquare] | ty
 _UNBOUNDED = MappingProxyType(
     {"nll": "clipped-nll", "nlpd": "saturating-square", "mse": "clipped-square", "square": "clipped-square"}
 )
+
+
+class _Squared(NamedTuple):
+    """The square of a loss, in its squared unit."""
+
+    loss: BoundedLoss
+
+    @property
+    def name(self) -> str:
+        return f"square of {self.loss.name}"
+
+    @property
+    def low(self) -> float:
+        return 0.0
+
+    @property
+    def high(self) -> float:
+        return max(self.loss.low**2, self.loss.high**2)
+
+    @property
+    def convex(self) -> bool:
+        return False
+
+    def __call__(self, prediction: Tensor, y: Tensor) -> Tensor:
+        return cast(Callable[[Tensor, Tensor], Tensor], self.loss)(prediction, y).double().square()
+
+
+class _SquaredOfFunctions(_Squared):
+    """The square of a loss of real targets, with its average over Gaussian predictions, or an upper bound of that."""
+
+    def expected(self, mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+        loss: Any = self.loss
+        once: Tensor = loss.expected(mean, variance, y)
+        if type(loss) is SaturatingSquare:  # (1 - u)^2 = 2 (1 - u) - (1 - u^2), and u^2 has the scale over sqrt(2)
+            twice = SaturatingSquare(loss.scale / math.sqrt(2.0)).expected(mean, variance, y)
+            return (2.0 * once - twice).clamp_min(0.0)
+        chord: Tensor = (loss.low + loss.high) * once - loss.low * loss.high  # l^2 is convex, and lies below it
+        return chord
+
+
+def squared(loss: BoundedLoss) -> BoundedLoss:
+    """The square of a loss, whose mean gives the variance; of a Gaussian prediction an upper bound may stand for it.
+
+    Args:
+        loss: bounded.
+
+    Returns:
+        A loss in the squared unit.
+    """
+    return _SquaredOfFunctions(loss) if hasattr(loss, "expected") else _Squared(loss)
 
 
 def loss_named(name: str, **settings: float) -> BoundedLoss:

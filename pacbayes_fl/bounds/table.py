@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType, ModuleType
 from typing import Final
 
-from pacbayes_fl.bounds import client, further, holdout, printed, server
+from pacbayes_fl.bounds import bernstein, client, further, holdout, printed, server
 from pacbayes_fl.bounds.bound import Bound
 from pacbayes_fl.bounds.certificate import Formula
 from pacbayes_fl.errors import AssumptionError, StudyError
@@ -24,6 +24,7 @@ BOUNDS: Mapping[str, Bound] = MappingProxyType(
             client.PBB_LAMBDA,
             client.THEOREM_3_2,
             client.GIBBS,
+            bernstein.EMPIRICAL_BERNSTEIN,
             further.ANYTIME,
             further.ONE_DRAW,
             further.TANDEM,

@@ -62,9 +62,9 @@ def candidates(method: AnyMethod, prior: Any, refined: Candidate, subset: BoundR
     """
     ends = refined, Candidate(0.0, prior, torch.zeros_like(refined.kl))
     between: list[Candidate] = []
-    bare, wrap = _unwrapped(refined.posterior), _wrapper(refined.posterior)
+    bare, wrap = unwrapped(refined.posterior), _wrapper(refined.posterior)
     if isinstance(bare, WeightPosterior):
-        p, q = _unwrapped(prior).family, bare.family
+        p, q = unwrapped(prior).family, bare.family
         for share in SHARES:
             family = tensors.tree_map(lambda a, b, share=share: a + share * (b - a), p, q)
             kl = family.kl(p).double().clamp_min(0.0)
@@ -100,20 +100,41 @@ def merged(among: Sequence[Candidate], which: Tensor) -> list[tuple[Tensor, Cand
     Returns:
         Clients, bool [K], and the posterior that is theirs: one of all clients for families of weights.
     """
-    first = _unwrapped(among[0].posterior)
+    first = unwrapped(among[0].posterior)
     if not isinstance(first, WeightPosterior):
         return [(which == c, among[c]) for c in which.unique().tolist()]
     family, kl = first.family, among[0].kl
     for c, one in enumerate(among):
         own = which == c
-        family = tensors.where(own, _unwrapped(one.posterior).family, family)
+        family = tensors.where(own, unwrapped(one.posterior).family, family)
         kl = torch.where(own, one.kl, kl)
     posterior = _wrapper(among[0].posterior)(replace(first, family=family))
     return [(torch.ones_like(which, dtype=torch.bool), Candidate(float("nan"), posterior, kl))]
 
 
-def _unwrapped(posterior: Any) -> Any:
+def unwrapped(posterior: Any) -> Any:
+    """Take the temperature of predictions away.
+
+    Args:
+        posterior: tempered or not.
+
+    Returns:
+        The posterior inside.
+    """
     return posterior.inner if isinstance(posterior, TemperedPosterior) else posterior
+
+
+def rewrapped(posterior: Any, one: Any) -> Any:
+    """Give a posterior the temperature of another's predictions.
+
+    Args:
+        posterior: tempered or not.
+        one: the posterior.
+
+    Returns:
+        The same, tempered as that is.
+    """
+    return _wrapper(posterior)(one)
 
 
 def _wrapper(posterior: Any) -> Callable[[Any], Any]:

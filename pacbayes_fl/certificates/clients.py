@@ -205,6 +205,8 @@ def _certified(trained: Trained, name: str, group: BoundRows, job: _Job) -> Cert
     request, loss, shared, on_clients = job
     measured = measure(trained, group, loss, request, on_clients)
     usable = (measured.n > 0) & measured.risk.isfinite() & measured.kl.isfinite()
+    if "log_ratio" in request.record.needs:
+        usable &= measured.log_ratio.isfinite()
     left_out = {group.rows.names[k]: _without(group, k) for k in (~usable).nonzero().flatten().tolist()}
     if not bool(usable.any()):
         none = "no client has rows that count, and a posterior at a finite distance"
@@ -302,8 +304,10 @@ def bound_clients(request: Request, measured: Measured, premises: Premises, shar
     if bound.posterior != "any":
         premises = replace(premises, posterior=bound.posterior)
     numbers = {"risk": measured.risk, "kl": measured.kl, "n": measured.n, "log_z": measured.log_z}
+    numbers |= {"variance": measured.variance, "log_ratio": measured.log_ratio}
     numbers["beta"] = request.beta_for(measured.rows)
-    return bound.certify(numbers, delta, premises, request.estimate(measured.draws, delta, measured.risks))
+    estimate = request.estimate(measured.draws, delta, measured.risks, measured.variances)
+    return bound.certify(numbers, delta, premises, estimate)
 
 
 def _pooled_certificate(request: Request, measured: Measured, premises: Premises) -> Certificate:
@@ -328,7 +332,7 @@ def _lines(
     fixed = (nothing, nothing) if beside is None else (beside.terms["risk"], beside.value)
     terms = certificate.terms  # of which a hold-out bound may count rows of its own
     own = terms.get("risk", measured.risk), terms.get("n", measured.n)
-    first = (*own, measured.kl, certificate.value, measured.test_risk, measured.test_rows)
+    first = (*own, terms.get("kl", measured.kl), certificate.value, measured.test_risk, measured.test_rows)
     columns = (*first, group.repeats.left_out[usable], trivial, *fixed, measured.share)
     return [
         CertifiedClient(client, name, int(n), risk, kl, value, test_risk, int(tested), int(repeats), *more)

@@ -34,6 +34,9 @@ __all__ = [
 ]
 
 
+_GIVEN = ("risk", "variance", "kl", "n", "beta", "log_z", "log_ratio", "tandem_risk")
+
+
 @dataclass(frozen=True)
 class Numbers:
     """Numbers and assumptions of a posterior, as stated by the user.
@@ -47,6 +50,7 @@ class Numbers:
         log_z: ln Z of an exact Gibbs posterior, in nats.
         log_ratio: ln dQ/dP at the one hypothesis that was drawn, in nats.
         tandem_risk: share of rows that two draws of the posterior both miss.
+        variance: of the losses over the rows, averaged over the posterior, in squared units of the loss.
         low: smallest value of the loss.
         high: its largest value.
         loss: "0-1", in [0, 1], whose majority vote can be bounded; "convex", whose averaged prediction can be; any
@@ -69,6 +73,7 @@ class Numbers:
     log_z: float | None = None
     log_ratio: float | None = None
     tandem_risk: float | None = None
+    variance: float | None = None
     low: float = 0.0
     high: float = 1.0
     loss: Literal["0-1", "convex"] | None = None
@@ -141,7 +146,7 @@ def _call(name: str | Bound, numbers: Numbers) -> tuple[Bound, dict[str, float |
     bound = bounds.bound_named(name)
     if bound.group is not None:
         raise AssumptionError(f"bound must be one on a client, and {bound.name!r} is on averages over clients")
-    given = {key: getattr(numbers, key) for key in ("risk", "kl", "n", "beta", "log_z", "log_ratio", "tandem_risk")}
+    given = {key: getattr(numbers, key) for key in _GIVEN}
     missing = [key for key in bound.needs if given.get(key) is None]
     idle = [key for key, value in given.items() if value is not None and key not in bound.needs]
     if numbers.draws is not None and not bound.estimable:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from pacbayes_fl import bounds
+from pacbayes_fl import bounds, tensors
 from pacbayes_fl.bounds import BoundedLoss, Premises
+from pacbayes_fl.bounds.losses import squared
 from pacbayes_fl.bounds.risk import (
     drawn_losses,
     finite_losses,
@@ -20,13 +21,16 @@ from pacbayes_fl.bounds.risk import (
     gibbs_risk,
     predicted_losses,
 )
-from pacbayes_fl.certificates.choice import PILOT, Candidate, candidates, choose, merged
+from pacbayes_fl.certificates.choice import PILOT, Candidate, candidates, choose, merged, rewrapped, unwrapped
 from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.certificates.rows import BoundRows
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.predictive import FinitePosterior, FunctionPosterior, SampledPosterior
+from pacbayes_fl.posteriors.weights.density import log_ratio
+from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.study.run import Trained
 
 OnClients = Callable[[int], None]
@@ -34,6 +38,11 @@ Made = TypeVar("Made")
 
 
 _STREAMS = (2**32 - 4, 2**32 - 3, 2**32 - 2)  # rounds of noise that refines, draws and chooses: no run gets there
+
+SHIPPED: Final = 2**32 - 5
+"""Round of the noise that draws the one network of a bound on one draw."""
+
+_NUMBERS = 7  # columns with one for each client
 
 _FAR = 1e9  # nats, of what is no candidate
 
@@ -56,6 +65,11 @@ class Measured(NamedTuple):
         losses: of the predictor that was fixed before the rows [K, N]: of n rows that count, then of those that may.
         doubtful: how many may [K].
         share: how far each posterior is on the way from the prior, 0, to the refined one, 1 [K].
+        variance: of the losses over rows, averaged over hypotheses, or an upper bound of it [K]; NaN where no bound
+            asks for it, as `log_ratio`.
+        log_ratio: ln dQ/dP at the network that was drawn [K], in nats; the risks are then those of this network.
+        variances: of every draw's losses [K, M], if any.
+        network: weights of that network [K, D].
     """
 
     risk: Tensor
@@ -70,6 +84,10 @@ class Measured(NamedTuple):
     losses: Tensor
     doubtful: Tensor
     share: Tensor
+    variance: Tensor
+    log_ratio: Tensor
+    variances: Tensor | None
+    network: Tensor | None
 
     def select(self, wanted: Tensor) -> Measured:
         """Take some clients.
@@ -108,15 +126,28 @@ def with_priors(
 
 
 class _Columns(NamedTuple):
-    """What is measured of the clients of a call: [k], and [k, M] and [k, N] in the last two."""
+    """What is measured of the clients of a call: [k], then for each of them [k, M] twice, [k, D] and [k, N]."""
 
     risk: Tensor
     kl: Tensor
     test_risk: Tensor
     log_z: Tensor
     share: Tensor
-    risks: Tensor | None
-    losses: Tensor | None
+    variance: Tensor
+    log_ratio: Tensor
+    risks: Tensor | None = None
+    variances: Tensor | None = None
+    network: Tensor | None = None
+    losses: Tensor | None = None
+
+
+class _Risk(NamedTuple):
+    """Empirical risk and variance of a posterior [k], and of every draw [k, M] where some had to be drawn."""
+
+    risk: Tensor
+    variance: Tensor
+    risks: Tensor | None = None
+    variances: Tensor | None = None
 
 
 def measure(trained: Trained, group: BoundRows, loss: BoundedLoss, request: Request, on_clients: OnClients) -> Measured:
@@ -133,9 +164,9 @@ def measure(trained: Trained, group: BoundRows, loss: BoundedLoss, request: Requ
         The numbers of all clients, in their order.
     """
     plan, clients, device = trained.study.plan, group.rows.clients, group.rows.x.device
-    columns = [torch.full((clients,), math.nan, dtype=torch.float64, device=device) for _ in range(5)]
+    columns = [torch.full((clients,), math.nan, dtype=torch.float64, device=device) for _ in range(_NUMBERS)]
     losses = torch.zeros(group.rows.mask.shape, dtype=torch.float64, device=device)
-    risks: list[Tensor] = [torch.empty(0)] * clients
+    each: list[list[Tensor]] = [[torch.empty(0)] * clients for _ in range(_NUMBERS, len(_Columns._fields) - 1)]
     fixed, beside = request.record.fixed, request.shares[1] > 0
 
     def work(prior: object, subset: BoundRows) -> _Columns:
@@ -147,34 +178,41 @@ def measure(trained: Trained, group: BoundRows, loss: BoundedLoss, request: Requ
             return _of_predictor(prior, subset, loss, own)
         if request.record.posterior == "exact Gibbs":
             made = _exact_gibbs(prior, subset, loss, request)
-            return _Columns._make((*made, torch.ones_like(made[0]), None, own))
+            nothing = torch.full_like(made[0], math.nan)
+            numbers = (*made, torch.ones_like(made[0]), nothing, nothing)
+            return _Columns._make((*numbers, None, None, None, own))
         refined = Candidate(1.0, *trained.method.refine(prior, subset.seen, subset.rows, refining.copy()))
         personalisation.warn_of(refined.posterior)
         among = [refined]
         if request.posterior == "best" and request.record.chooses:
             among = candidates(trained.method, prior, refined, subset, refining)
-        return _best(among, subset, loss, request, (drawing, choosing), own)
+        if "log_ratio" in request.record.needs:
+            shipped = Noise(plan.seed, SHIPPED, subset.rows.ids, subset.rows.x.device, plan.noise)
+            return _one_drawn(among, prior, subset, loss, request, (shipped, choosing))._replace(losses=own)
+        return _best(among, subset, loss, request, (drawing, choosing))._replace(losses=own)
 
     deployed = group if group.deployed is None else group._replace(state=group.deployed[0], seen=group.deployed[1])
     for index, made in with_priors(trained, deployed if fixed else group, work):
-        for column, value in zip(columns, made[:5], strict=True):
-            column[index] = value.double()
-        for row, k in enumerate(index.tolist()):
-            risks[k] = torch.empty(0) if made.risks is None else made.risks[row].cpu()
+        for column, value in zip(columns, made[:_NUMBERS], strict=True):
+            column[index] = cast(Tensor, value).double()
+        for several, values in zip(each, made[_NUMBERS:-1], strict=True):
+            for row, k in enumerate(index.tolist()):
+                several[k] = torch.empty(0) if values is None else values[row].cpu()
         if made.losses is not None:
             losses[index, : made.losses.shape[1]] = made.losses
         on_clients(len(index))
     if beside and group.deployed is not None:
         for index, own in with_priors(trained, deployed, lambda prior, part: predicted_losses(prior, part.rows, loss)):
             losses[index, : own.shape[1]] = own
-    risk, kl, test_risk, log_z, share = (column.cpu() for column in columns)
-    each = torch.stack(risks) if all(len(one) for one in risks) else None
-    draws = request.draws if each is not None else None
+    risk, kl, test_risk, log_z, share, *more = (column.cpu() for column in columns)
+    risks, *others = (torch.stack(several) if all(len(one) for one in several) else None for several in each)
+    draws = request.draws if risks is not None else None
     exact = log_z if request.record.posterior == "exact Gibbs" else None
-    ordered, doubtful = (each.cpu() for each in group.repeats.ordered(losses))
+    ordered, doubtful = (one.cpu() for one in group.repeats.ordered(losses))
     counts = group.repeats.n, group.test.size.cpu()
     rows = group.rows.size.cpu()
-    return Measured(risk, kl, counts[0], test_risk, counts[1], exact, draws, rows, each, ordered, doubtful, share)
+    first = risk, kl, counts[0], test_risk, counts[1], exact, draws, rows, risks, ordered, doubtful, share
+    return Measured(*first, *more, *others)
 
 
 def _best(
@@ -183,10 +221,54 @@ def _best(
     loss: BoundedLoss,
     request: Request,
     noise: tuple[Noise, Noise],
-    own: Tensor | None,
 ) -> _Columns:
     """Choose a posterior for every client, and estimate its risk by draws that had no part in the choice."""
     drawing, choosing = noise
+    which = _chosen(among, subset, loss, request, choosing)
+    found: dict[str, Tensor] = {}
+    for whose, one in merged(among, which):
+        made = _risks(one.posterior, subset, loss, request, drawing)
+        on_test = gibbs_risk(one.posterior, subset.test, loss, min(request.draws, _TEST_DRAWS), drawing).risk
+        known = {name: value for name, value in made._asdict().items() if value is not None}
+        for name, value in {**known, "kl": one.kl, "test_risk": on_test}.items():
+            own = whose if value.dim() == 1 else whose.unsqueeze(1)
+            found[name] = torch.where(own, value, found.get(name, torch.nan))
+    nothing = torch.full_like(found["risk"], math.nan)
+    return _Columns(**found, log_z=nothing, share=_shares(among, which), log_ratio=nothing)
+
+
+def _one_drawn(
+    among: list[Candidate],
+    prior: Any,
+    subset: BoundRows,
+    loss: BoundedLoss,
+    request: Request,
+    noise: tuple[Noise, Noise],
+) -> _Columns:
+    """Choose a posterior for every client, draw one network from it, once, and take the risk and ln dQ/dP of that."""
+    drawing, choosing = noise
+    if not isinstance(first := unwrapped(among[0].posterior), WeightPosterior):
+        what = f"the bound {request.record.name!r} is on one network, drawn from a posterior over weights"
+        raise AssumptionError(f"{what}, got a {type(first).__name__}", hint="another bound")
+    which = _chosen(among, subset, loss, request, choosing)
+    ((_, one),) = merged(among, which)
+    bare = unwrapped(one.posterior)
+    theta, ratio = log_ratio(bare.family, unwrapped(prior).family, bare.family.draw(drawing))
+    network = PointMass(theta.to(tensors.leaves(bare.family)["loc"].dtype))
+    drawn = rewrapped(one.posterior, replace(bare, family=network, draws=1))
+    risk = subset.repeats.risk(gibbs_losses(drawn, subset.rows, loss, 1, drawing).rows)
+    on_test = gibbs_risk(drawn, subset.test, loss, 1, drawing).risk
+    nothing = torch.full_like(risk, math.nan)
+    numbers = (risk, one.kl, on_test, nothing, _shares(among, which), nothing, ratio)
+    return _Columns(*numbers, network=network.loc)
+
+
+def _shares(among: list[Candidate], which: Tensor) -> Tensor:
+    return torch.tensor([one.share for one in among], dtype=torch.float64, device=which.device)[which]
+
+
+def _chosen(among: list[Candidate], subset: BoundRows, loss: BoundedLoss, request: Request, choosing: Noise) -> Tensor:
+    """Positions [k] of the candidates with the smallest bounds, by a few draws."""
     pilot = replace(request, draws=min(PILOT, request.draws))
     premises = Premises(subset.prior, True, loss, tried=request.tried)
     own_rows = subset.repeats.n, subset.rows.size
@@ -194,35 +276,43 @@ def _best(
     numbers = {"n": n, "beta": request.beta_for(every.double())}
 
     def bound(one: Candidate) -> Tensor:
-        risk = _risks(one.posterior, subset, loss, pilot, choosing)[0]
-        known = {"risk": risk.nan_to_num(loss.high), "kl": one.kl.nan_to_num(_FAR, _FAR), **numbers}
+        made, kl = _risks(one.posterior, subset, loss, pilot, choosing), one.kl.nan_to_num(_FAR, _FAR)
+        known = {"risk": made.risk.nan_to_num(loss.high), "variance": made.variance.nan_to_num(0.0), **numbers}
+        known |= {"kl": kl, "log_ratio": kl}  # which is the mean of it
         return request.record.certify(known, request.delta * request.shares[0], premises).value
 
-    which = choose(among, bound) if len(among) > 1 else torch.zeros_like(n, dtype=torch.int64)
-    columns = [torch.full_like(among[0].kl, math.nan) for _ in range(3)]
-    each: Tensor | None = None
-    for whose, one in merged(among, which):
-        risk, draws = _risks(one.posterior, subset, loss, request, drawing)
-        on_test = gibbs_risk(one.posterior, subset.test, loss, min(request.draws, _TEST_DRAWS), drawing).risk
-        columns = [torch.where(whose, new, old) for new, old in zip((risk, one.kl, on_test), columns, strict=True)]
-        if draws is not None:
-            each = draws if each is None else torch.where(whose.unsqueeze(1), draws, each)
-    share = torch.tensor([one.share for one in among], dtype=torch.float64, device=which.device)[which]
-    return _Columns._make((*columns, torch.full_like(share, math.nan), share, each, own))
+    return choose(among, bound) if len(among) > 1 else torch.zeros_like(n, dtype=torch.int64)
 
 
-def _risks(
-    posterior: object, subset: BoundRows, loss: BoundedLoss, request: Request, drawing: Noise
-) -> tuple[Tensor, Tensor | None]:
-    """Empirical Gibbs risk [k] on the rows that count, and that of every draw [k, M] where some had to be drawn."""
-    repeats, rows = subset.repeats, subset.rows
-    if isinstance(posterior, FunctionPosterior | FinitePosterior) or not isinstance(posterior, SampledPosterior):
-        return repeats.risk(gibbs_losses(posterior, rows, loss, request.draws, drawing).rows), None
+def _risks(posterior: object, subset: BoundRows, loss: BoundedLoss, request: Request, drawing: Noise) -> _Risk:
+    """Empirical Gibbs risk [k] on the rows that count, and the variance where the bound needs it."""
+    repeats, rows, spread = subset.repeats, subset.rows, "variance" in request.record.needs
     plain = not bool(repeats.left_out.any())
     size = torch.where(rows.size > 0, rows.size, torch.nan).to(rows.x.device)
-    drawn = drawn_losses(posterior, rows, loss, request.draws, drawing)
-    each = torch.stack([one.sum(1) / size if plain else repeats.risk(one) for one in drawn], 1)
-    return each.mean(1), each
+    if isinstance(posterior, FunctionPosterior | FinitePosterior) or not isinstance(posterior, SampledPosterior):
+        risk = repeats.risk(gibbs_losses(posterior, rows, loss, request.draws, drawing).rows)
+        if not spread:
+            return _Risk(risk, torch.full_like(risk, math.nan))
+        largest = _largest_variance(risk, loss)  # E_Q of a variance is at most E_Q of the mean square less L^(Q)^2
+        squares = gibbs_losses(posterior, rows, squared(loss), request.draws, drawing).rows.sum(1) / size
+        return _Risk(risk, torch.minimum(largest, (squares - risk.square()).clamp_min(0.0)) if plain else largest)
+    risks, variances = [], []
+    for one in drawn_losses(posterior, rows, loss, request.draws, drawing):
+        risks.append(one.sum(1) / size if plain else repeats.risk(one))
+        if spread:
+            squares = torch.where(rows.mask, one - risks[-1].unsqueeze(1), 0.0).square().sum(1) / size
+            variances.append(squares if plain else _largest_variance(risks[-1], loss))
+    each = torch.stack(risks, 1)
+    if not spread:
+        return _Risk(each.mean(1), torch.full_like(each[:, 0], math.nan), each)
+    varied = torch.stack(variances, 1)
+    return _Risk(each.mean(1), varied.mean(1), each, varied)
+
+
+def _largest_variance(risk: Tensor, loss: BoundedLoss) -> Tensor:
+    """Largest variance of losses of a mean that is at most the risk: of such as lie at both ends of the range."""
+    mean = risk.clamp_max(0.5 * (loss.low + loss.high))
+    return (mean - loss.low) * (loss.high - mean)
 
 
 def _of_predictor(prior: Any, subset: BoundRows, loss: BoundedLoss, own: Tensor | None) -> _Columns:
@@ -232,7 +322,8 @@ def _of_predictor(prior: Any, subset: BoundRows, loss: BoundedLoss, own: Tensor 
         own = predicted_losses(prior, rows, loss)
     on_test = predicted_losses(prior, test, loss).sum(1) / torch.where(test.size > 0, test.size, torch.nan).to(own)
     nothing = torch.zeros_like(on_test)
-    return _Columns(subset.repeats.risk(own), nothing, on_test, nothing, nothing, None, own)
+    numbers = (subset.repeats.risk(own), nothing, on_test, nothing, nothing, nothing, nothing)
+    return _Columns(*numbers, losses=own)
 
 
 def _exact_gibbs(prior: object, subset: BoundRows, loss: BoundedLoss, request: Request) -> tuple[Tensor, ...]:

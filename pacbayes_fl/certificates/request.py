@@ -121,18 +121,21 @@ class Request:
             return n
         return n.sqrt() if self.beta == "root" else torch.full_like(n, float(self.beta))
 
-    def estimate(self, draws: int | None, delta: float, risks: Tensor | None = None) -> MonteCarlo | None:
+    def estimate(
+        self, draws: int | None, delta: float, risks: Tensor | None = None, variances: Tensor | None = None
+    ) -> MonteCarlo | None:
         """The cost of an estimated risk.
 
         Args:
             draws: hypotheses behind it; None for an exact one.
             delta: of the whole certificate.
             risks: of every draw [M] or [K, M], in the unit of the loss, where they are known.
+            variances: of every draw's losses [M] or [K, M], in its square.
 
         Returns:
             Its share of delta; None where nothing was estimated.
         """
-        return None if draws is None else MonteCarlo(draws, self.draws_delta * delta, risks)
+        return None if draws is None else MonteCarlo(draws, self.draws_delta * delta, risks, variances)
 
 
 def loss_of(text: str | None) -> BoundedLoss | None:

@@ -36,6 +36,7 @@ def arguments(command: AddCommand) -> None:
     for name, text in (
         ("risk", "empirical risk, in the unit of the loss"),
         ("kl", "KL divergence of the posterior from the prior, in nats"),
+        ("variance", "of the losses over the rows, averaged over the posterior, in squared units of the loss"),
         ("beta", "of bounds that need one, fixed before, in 1 / unit of the loss"),
         ("log-z", "ln Z of an exact Gibbs posterior, in nats"),
         ("log-ratio", "ln dQ/dP at the one hypothesis that was drawn, in nats"),

@@ -34,6 +34,7 @@ _NUMBERS: Final = MappingProxyType(  # of examples
         "log_z": "-300",
         "log_ratio": "500",
         "tandem_risk": "0.02",
+        "variance": "0.01",
     }
 )
 

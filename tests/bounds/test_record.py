@@ -35,7 +35,7 @@ def example(name: str, premises: Premises = FINE, draws: MonteCarlo | None = Non
     own = {"free_energy": energy, "m": m, "kl": 2.0, "log_z": -1.0, "lam": 10.0}
     if bound.group is None:
         own = {"risk": energy, "n": m, "kl": numbers(1, 2, 3), "log_z": -9.0 * energy}
-        own |= {"log_ratio": numbers(-1, 2, 3), "tandem_risk": energy}
+        own |= {"log_ratio": numbers(-1, 2, 3), "tandem_risk": energy, "variance": 0.1 * energy}
         own["losses"] = torch.outer(energy, numbers(0, 1, 2, 1))
     later = {"later": 1} if "free_energy" in bound.needs and bound.as_printed else {}
     return bound.certify({**own, "beta": 9.0}, 0.05, premises, draws, **later)
