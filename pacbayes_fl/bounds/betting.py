@@ -6,9 +6,11 @@ A gambler who holds that the mean L of independent x_i in [0, 1] is m, and is wr
 
 Why it holds: every factor is at least 1 - g > 0, and has mean 1 at m = L, where W is therefore a martingale of mean 1
 that is never negative; so is a mean of these over bets that are fixed beforehand. By Ville's inequality W_n(L) reaches
-1 / delta, at whichever n, with probability at most delta (Waudby-Smith and Ramdas 2024, Estimating means of bounded
-random variables by betting, Theorem 3 and section 4; for a mixture of bets Orabona and Jun 2024). Every factor grows
-with m, as d/dm (m - x) / (1 - m) = (1 - x) / (1 - m)^2 >= 0, so that all m with W_n(m) < 1 / delta are those below one.
+1 / delta, at whichever n, with probability at most delta. Every factor grows with m, as d/dm (m - x) / (1 - m) =
+(1 - x) / (1 - m)^2 >= 0, so that all m with W_n(m) < 1 / delta are those below one. (Betting for means is that of
+Waudby-Smith and Ramdas 2024, Estimating means of bounded random variables by betting; a mixture of bets as Cover's
+universal portfolio is that of Orabona and Jun 2024, Tight concentrations and confidence sequences from the regret of
+universal portfolio.)
 
 W falls where an x_i grows, so that losses may be rounded up, and it does not depend on the order of the rows.
 """

@@ -7,6 +7,7 @@ not alike.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -16,14 +17,14 @@ from pacbayes_fl.bounds.checks import Number, checked, whole
 from pacbayes_fl.bounds.client import budget, confidence, in_units, of_risk, unit_risk
 from pacbayes_fl.bounds.kl_inverse import kl_inverse_upper
 from pacbayes_fl.bounds.losses import ZeroOne
-from pacbayes_fl.bounds.premises import Premises
+from pacbayes_fl.bounds.premises import BY_PAIRS, DRAWN_ONCE, Premises
 from pacbayes_fl.errors import AssumptionError
 
 # one drawn hypothesis ----------------------------------------------------------------------------------------------
 
 
 def one_draw(risk: Number, log_ratio: Number, n: Number, delta: Number, premises: Premises) -> Certificate:
-    """Bound the risk of one hypothesis that was drawn once from the posterior (Rivasplata et al. 2020).
+    """Bound the risk of one hypothesis that was drawn once from the posterior (after Rivasplata et al. 2020).
 
     L(h) <= a + R kl^-1((L^(h) - a) / R, (ln dQ/dP(h) + ln(xi(n) / delta)) / n) for one h ~ Q
 
@@ -35,7 +36,8 @@ def one_draw(risk: Number, log_ratio: Number, n: Number, delta: Number, premises
     """
     if premises.average != "client":
         raise AssumptionError(f"one drawn hypothesis is one client's, not one of {premises.average!r}")
-    reasons = () if premises.predictor == "Gibbs" else (_ONE_DRAW,)
+    reasons = () if premises.predictor in ("Gibbs", DRAWN_ONCE) else (_ONE_DRAW,)
+    premises = premises if reasons else replace(premises, predictor=DRAWN_ONCE)
     ratio = checked("log_ratio", log_ratio, -math.inf)
     terms = {"risk": checked("risk", risk, premises.loss.low, premises.loss.high), "n": whole("n", n), "kl": ratio}
     return certify("one draw (Rivasplata et al.)", _one_draw, terms, delta, premises, reasons=reasons)
@@ -65,7 +67,7 @@ ONE_DRAW = Bound(
 def anytime(
     risk: Number, kl: Number, n: Number, delta: Number, premises: Premises, *, monte_carlo: MonteCarlo | None = None
 ) -> Certificate:
-    """Bound the risk at all numbers of rows at once (Jang et al. 2023; Chugg, Wang and Ramdas 2023; proved here).
+    """Bound the risk at all numbers of rows at once (after Jang et al. 2023 and Chugg et al. 2023; proved here).
 
     L <= a + R kl^-1((L^ - a) / R, (KL + ln(sqrt(pi n + 1) / delta)) / n) for all n and Q with probability 1 - delta
 
@@ -83,8 +85,9 @@ def anytime(
         M_n >= B(k + 1/2, n - k + 1/2) / (pi p^k (1 - p)^(n - k)) >= exp(n kl(k / n || p)) / sqrt(pi n + 1):
 
     ln B(k + 1/2, n - k + 1/2) + n h(k / n), h the entropy, is least at the ends k = 0 and n, since digamma(x + 1/2) -
-    ln x falls with x, and there B(1/2, n + 1/2) / pi = Gamma(n + 1/2) / (sqrt(pi) n!) >= 1 / sqrt(pi n + 1) (Watson
-    1959). kl is convex, so that E_Q kl is at least that of the risks.
+    ln x falls with x, and there it is ln(pi r), r = Gamma(n + 1/2) / (sqrt(pi) n!) >= 1 / sqrt(pi n + 1): from n = 1 on
+    r^2 (pi n + 1) falls, as (2 n + 1)^2 (pi n + pi + 1) - 4 (n + 1)^2 (pi n + 1) = pi - 3 - (4 - pi) n < 0, towards 1,
+    Wallis' product. kl is convex, so that E_Q kl is at least that of the risks.
     """
     return of_risk("anytime kl inverse", _anytime, risk, kl, n, delta, premises, monte_carlo)
 
@@ -128,13 +131,17 @@ def tandem(
     """
     if premises.average != "client":
         raise AssumptionError(f"a vote is one client's, not one of {premises.average!r}")
-    reasons = () if premises.predictor == "Gibbs" else ("the tandem risk has its factor: say predictor = 'Gibbs'",)
+    reasons = () if premises.predictor in ("Gibbs", BY_PAIRS) else (_TANDEM,)
+    premises = premises if reasons else replace(premises, predictor=BY_PAIRS)
     if not isinstance(premises.loss, ZeroOne):
         reasons = (*reasons, f"a vote has errors, and {premises.loss.name} is no 0-1 loss")
     low, high = premises.loss.low, premises.loss.high
     terms = {"risk": checked("tandem_risk", tandem_risk, low, high), "kl": checked("kl", kl, 0.0), "n": whole("n", n)}
     theorem = "majority vote by its tandem risk"
     return certify(theorem, _tandem, terms, delta, premises, monte_carlo=monte_carlo, reasons=reasons)
+
+
+_TANDEM = "the tandem risk has its factor: say predictor = 'Gibbs'"
 
 
 def _tandem(terms: Terms) -> dict[str, Tensor]:

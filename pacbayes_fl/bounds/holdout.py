@@ -72,7 +72,7 @@ HOLDOUT_BINOMIAL = Bound(
 def holdout_betting(
     losses: Tensor, delta: Number, premises: Premises, *, rows: Number | None = None, doubtful: Number = 0
 ) -> Certificate:
-    """Bound the risk of a fixed predictor by betting against it (Waudby-Smith and Ramdas 2024).
+    """Bound the risk of a fixed predictor by betting against it (after Waudby-Smith and Ramdas 2024; proved here).
 
     L <= a + R max {m : mean_g prod_i (1 + g (m - x_i) / (1 - m)) <= 1 / delta}, x_i = (l_i - a) / R, bets g in (0, 1)
 
@@ -160,11 +160,13 @@ HOLDOUT_KL = Bound(
 
 
 def holdout_chernoff(risk: Number, n: Number, delta: Number, premises: Premises) -> Certificate:
-    """Bound the risk of a fixed predictor by the lower tail of Chernoff's bound, to compare (Angluin and Valiant 1979).
+    """Bound the risk of a fixed predictor by the lower tail of Chernoff's bound, to compare (proved here).
 
     L <= L^ + c + sqrt(c^2 + 2 L^ c) for a loss in [0, 1],  c = ln(1 / delta) / n
 
-    It is the kl inverse with kl(q || p) >= (p - q)^2 / (2 p) in place of kl.
+    It is the kl inverse with kl(q || p) >= (p - q)^2 / (2 p), q <= p, in place of kl: as functions of q both are 0 and
+    flat at q = p, and the second derivative of kl, 1 / (q (1 - q)), is at least 1 / p below. For sums of coins it is
+    the multiplicative form exp(-n p e^2 / 2) of P[q <= (1 - e) p].
     """
     return _of_risk("hold-out, Chernoff", _chernoff, risk, n, delta, premises)
 

@@ -24,9 +24,27 @@ Source = Literal[
     "unknown",
 ]
 
-Predictor = Literal["Gibbs", "majority vote", "averaged prediction", "point estimate", "fixed predictor"]
+Predictor = Literal[
+    "Gibbs",
+    "majority vote",
+    "averaged prediction",
+    "point estimate",
+    "fixed predictor",
+    "drawn once",
+    "vote by pairs",
+]
 
 FIXED: Final = "fixed predictor"
+DRAWN_ONCE: Final = "drawn once"
+BY_PAIRS: Final = "vote by pairs"
+
+_OWN_BOUNDS = MappingProxyType(
+    {
+        FIXED: ("predictor that was fixed before the rows", "for a fixed predictor take a hold-out bound"),
+        DRAWN_ONCE: ("one hypothesis that was drawn from the posterior", "for one that is drawn once take one_draw"),
+        BY_PAIRS: ("majority vote", "for a vote by how often two draws err together take tandem"),
+    }
+)
 
 Posterior = Literal["any", "exact Gibbs", "no worse than the prior"]
 
@@ -138,8 +156,9 @@ class Premises:
             to be independent of each other: not so for a time series.
         loss: the loss whose risk is meant.
         predictor: what predicts: "Gibbs" draws a hypothesis for every prediction; "majority vote" costs a factor 2;
-            "averaged prediction" needs a convex loss; no PAC-Bayes bound speaks of a "point estimate". Hold-out bounds,
-            which set it themselves, are on a "fixed predictor" of any make: `prior` is then what fixed it.
+            "averaged prediction" needs a convex loss; no PAC-Bayes bound speaks of a "point estimate". Hold-out bounds
+            are on a "fixed predictor" of any make: `prior` is then what fixed it; `one_draw` is on what is "drawn
+            once", `tandem` on a "vote by pairs". These three set it themselves.
         average: over what; "client" is each on its own. "size-weighted clients": over the pooled rows of clients that
             need not be alike, with one posterior for all or one a client: the tuple of them is then the posterior,
             that of their priors the prior, and the divergences add up (see `pooled`). The other averages are those of
@@ -178,7 +197,8 @@ class Premises:
     @property
     def risk(self) -> str:
         """Which risk is bounded: of which loss and predictor, averaged over what."""
-        what = "predictor that was fixed before the rows" if self.predictor == FIXED else f"{self.predictor} predictor"
+        known = _OWN_BOUNDS.get(self.predictor)
+        what = f"{self.predictor} predictor" if known is None else known[0]
         return f"{self.loss.name} of the {what}, {_OVER[self.average]}"
 
     @property
@@ -209,7 +229,7 @@ class Premises:
 
 
 def not_of_fixed(premises: Premises) -> tuple[str, ...]:
-    """Reason against a PAC-Bayes bound on one predictor, if there is one."""
-    if premises.predictor != FIXED:
+    """Reason against a bound on draws from the posterior where the predictor has bounds of its own, if it has."""
+    if premises.predictor not in _OWN_BOUNDS:
         return ()
-    return ("a PAC-Bayes bound is on draws from the posterior: for a fixed predictor take a hold-out bound",)
+    return (f"a PAC-Bayes bound is on draws from the posterior: {_OWN_BOUNDS[premises.predictor][1]}",)

@@ -102,12 +102,22 @@ def predictor(model: Any) -> Predict:
 
 
 def _evaluated(model: nn.Module, x: Any) -> Any:
+    """Call a module without its dropout."""
     training = model.training
     model.eval()
-    with torch.no_grad():
-        result = model(x)
+    result = _called(model, x)
     model.train(training)
     return result
+
+
+def _called(model: nn.Module, x: Any) -> Any:
+    """Call a module as it is, an array of numbers being given as a tensor of the type of its parameters."""
+    if isinstance(x, np.ndarray) and x.dtype.kind in "fiub":
+        like = next((each for each in model.parameters() if each.is_floating_point()), torch.empty(0))
+        x = torch.as_tensor(x)
+        x = x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
+    with torch.no_grad():
+        return model(x)
 
 
 def _told(model: Any, prior: Any, sample: Any, kl: Any) -> Hypotheses:
@@ -125,7 +135,7 @@ def _told(model: Any, prior: Any, sample: Any, kl: Any) -> Hypotheses:
                 continue
             with torch.random.fork_rng(devices=[]):
                 torch.random.set_rng_state(_state(generator))  # for what draws from torch's own generator
-                yield model
+                yield partial(_called, model) if isinstance(model, nn.Module) else model
 
     return Hypotheses(draw, None, value)
 

@@ -51,7 +51,8 @@ def certify_model(
         prior: of the same kind, fixed without the rows: another posterior fitted elsewhere, "own" for that of a Laplace
             posterior over all weights, a guide's program, weights of the list (uniform when None); None for one
             predictor.
-        rows: inputs and targets, of which the model alone must know the form; labels for a classifier.
+        rows: inputs and targets, of which the model alone must know the form; labels for a classifier. A module gets
+            an array as a tensor of its parameters' type.
         loss: bounded; a name of `bounds.LOSSES`; of labels the 0-1 loss and of numbers 1 - exp(-e^2) when None.
         source: where the prior, or a predictor, came from, as seen from these rows: see `bounds.Provenance`.
         independent: declares that the rows are independent draws of one distribution.

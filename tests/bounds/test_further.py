@@ -44,7 +44,7 @@ def failures(bound: list[float], chance: float, rows: int) -> float:
 
 @pytest.mark.parametrize("chance", [0.5, 0.1])
 def test_a_bound_for_all_numbers_of_rows_holds_at_all_of_them_where_others_do_not(chance: float) -> None:
-    rows = 300
+    rows = 120
 
     def values(name: str, delta: float) -> list[float]:
         function = getattr(bounds, name)
@@ -96,6 +96,19 @@ def test_a_draw_that_is_likelier_under_the_prior_costs_less_and_never_less_than_
     assert bounds.one_draw(0.2, -1e3, 50, DELTA, FINE).value.item() == pytest.approx(0.2)
     vote = dataclasses.replace(FINE, predictor="majority vote")
     assert not bounds.one_draw(0.2, 1.0, 50, DELTA, vote).valid
+
+
+def test_certificates_name_the_predictor_that_they_are_on_and_no_other_bound_speaks_of_it() -> None:
+    ones = {
+        "one hypothesis that was drawn from the posterior": bounds.one_draw(0.2, 1.0, 50, DELTA, FINE),
+        "majority vote": bounds.tandem(0.1, 1.0, 50, DELTA, FINE),
+        "predictor that was fixed before the rows": bounds.holdout_binomial(0.2, 50, DELTA, FINE),
+    }
+    for name, one in ones.items():
+        assert one.valid and f"of the {name}, each client" in str(one) and "Gibbs" not in str(one)
+        assert not bounds.seeger(0.2, 1.0, 50, DELTA, one.premises).valid
+        assert bounds.from_record(bounds.to_record(one)).premises == one.premises
+    assert bounds.one_draw(0.2, 1.0, 50, DELTA, ones["one hypothesis that was drawn from the posterior"].premises).valid
 
 
 def test_the_tandem_bound_pays_for_both_draws_and_is_sharp_where_half_of_the_mass_errs() -> None:

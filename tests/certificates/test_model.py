@@ -103,6 +103,19 @@ def test_any_module_with_a_sampler_and_a_divergence_will_do() -> None:
     assert mixed.terms["risk"].item() == pytest.approx(0.9 * wrong + 0.1 * (1 - wrong), abs=0.04)
 
 
+def test_a_module_takes_arrays_as_tensors_of_its_own_type() -> None:
+    x, y = data(80, 5)
+    linear = nn.Linear(2, 2)
+    dropout = nn.Sequential(nn.Dropout(0.9), linear)  # of float32, and rows of float64
+    fixed = certify_model(dropout, rows=(x, y), **FINE)
+    wrong = (linear(torch.from_numpy(x).float()).argmax(1).numpy() != y).mean()
+    assert fixed.terms["risk"].item() == pytest.approx(wrong, abs=1e-6) and dropout.training
+    words, places = nn.Embedding(80, 2), np.arange(80)
+    told = certify_model(words, rows=(places, y), **FINE)
+    assert told.terms["risk"].item() == pytest.approx((words.weight.argmax(1)[places].numpy() != y).mean())
+    assert certify_model(Noisy(), None, (x, y), kl=1.5, draws=20, **FINE).valid
+
+
 def test_equal_rows_count_once_and_more_often_only_where_they_err() -> None:
     x, y = data(40, 9)
     model = LogisticRegression().fit(*data(50))
