@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.row_counts import counted_rows
 
 _PENALTIES: Final = tuple(10.0 ** (power / 4) for power in range(-12, 21))
 _LEAST_STD: Final = 1e-2  # of residuals: a noise below is slow to leave
@@ -29,7 +30,7 @@ class LinearStart(NamedTuple):
 
 
 class LinearMoments(NamedTuple):
-    """Sums over rows z = (x, 1), y, which add up over clients.
+    """Sums over rows z = (x, 1), y, which add up over clients; of one that repeats its rows w_k / m_k times them.
 
     Args:
         inputs: sum of z z' [K, d + 1, d + 1].
@@ -43,10 +44,10 @@ class LinearMoments(NamedTuple):
 
 
 def linear_moments(batch: ClientBatch) -> LinearMoments:
-    """Take the sums of every client's rows: all of them that the server needs.
+    """Take the sums of every client's rows, each client as many as it counts as (`data.row_counts`).
 
     Args:
-        batch: rows x [K, N, d], y [K, N].
+        batch: rows of all clients x [K, N, d], y [K, N].
 
     Returns:
         The sums of K clients, float64.
@@ -54,7 +55,9 @@ def linear_moments(batch: ClientBatch) -> LinearMoments:
     real = batch.mask.unsqueeze(-1)
     z = torch.where(real, torch.cat((batch.x, torch.ones_like(batch.x[..., :1])), -1), 0.0).double()
     y = torch.where(batch.mask, batch.y, 0.0).double()
-    return LinearMoments(z.mT @ z, (z.mT @ y.unsqueeze(-1)).squeeze(-1), y.square().sum(1))
+    sums = LinearMoments(z.mT @ z, (z.mT @ y.unsqueeze(-1)).squeeze(-1), y.square().sum(1))
+    share = counted_rows(batch) / batch.size.double().clamp_min(1.0)
+    return LinearMoments(*(leaf * share.view(-1, *[1] * (leaf.dim() - 1)) for leaf in sums))
 
 
 def pooled_ridge(moments: LinearMoments) -> LinearStart:

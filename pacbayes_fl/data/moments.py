@@ -71,6 +71,28 @@ class Moments(NamedTuple):
     flat: Tensor
 
 
+def combined(inside: Moments, rows: Tensor) -> Moments:
+    """Take moments of all clients' rows together, from those of each.
+
+    mean = sum m_k mean_k / m,   var = sum m_k (var_k + (mean_k - mean)^2) / m
+
+    Args:
+        inside: of K clients [K, c].
+        rows: m_k, what each counts as [K].
+
+    Returns:
+        Moments [1, c].
+    """
+    share = (rows / rows.sum().clamp_min(1.0)).unsqueeze(-1)
+    peak = inside.mean.abs().amax(0)
+    unit = power_of_two(torch.maximum(peak, inside.std.amax(0)))
+    mean, std = inside.mean / unit, inside.std / unit
+    middle = (share * mean).sum(0, keepdim=True)
+    spread = (share * (std.square() + (mean - middle).square())).sum(0, keepdim=True).sqrt()
+    still = inside.flat.all(0) & (spread <= _ROUNDING * torch.finfo(spread.dtype).eps * (peak / unit))
+    return Moments(middle * unit, spread * unit, still | (spread == 0))
+
+
 def moments_of(columns: Tensor, mask: Tensor) -> Moments:
     """Take moments in units of each column's largest value: none is too large or small to square.
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.far_clients import beyond, without_far_by
 from pacbayes_fl.data.linear_start import LinearStart
-from pacbayes_fl.data.moments import Moments, moments_of, standardised
+from pacbayes_fl.data.moments import Moments, combined, moments_of, standardised
+from pacbayes_fl.data.row_counts import counted_rows
 from pacbayes_fl.data.shrinkage import Population, fit_population, shrunk
 from pacbayes_fl.data.summaries import SummaryScale
 from pacbayes_fl.data.transforms import Transform
@@ -181,7 +182,8 @@ def settle(
 
     A column that is left open is scaled by client, unless it is constant inside all clients and differs between them,
     such as an orientation or a capacity: a client's own moments would make 0 of it everywhere. Clients that are far
-    from all others in such columns are left out of what is common (`data.far_clients`), and a warning names them.
+    from all others in such columns are left out of what is common (`data.far_clients`), and a warning names them; one
+    that repeats its rows counts as fewer (`data.row_counts`).
 
     Args:
         batch: training rows of all clients, x [K, N, d], y [K, N].
@@ -207,6 +209,10 @@ class KnownMoments(Protocol):
     @property
     def size(self) -> Tensor:
         """Their rows [K]."""
+
+    @property
+    def counted(self) -> Tensor:
+        """How many rows each counts as [K]; see `data.row_counts`."""
 
     @property
     def labels(self) -> bool:
@@ -241,6 +247,11 @@ class _RowMoments:
         self.names, self.size, self.labels = batch.names, batch.size, not batch.y.is_floating_point()
 
     @cached_property
+    def counted(self) -> Tensor:
+        """How many rows each client counts as."""
+        return counted_rows(self._batch)
+
+    @cached_property
     def inside(self) -> Moments:
         """Moments of the columns of every client."""
         return moments_of(self._columns, self._batch.mask)
@@ -248,6 +259,8 @@ class _RowMoments:
     @cached_property
     def whole(self) -> Moments:
         """Moments of all rows together."""
+        if bool((self.counted < self.size).any()):
+            return combined(self.inside, self.counted)
         return moments_of(self._columns.flatten(0, 1).unsqueeze(0), self._batch.mask.flatten().unsqueeze(0))
 
     def select(self, index: Tensor) -> _RowMoments:
@@ -305,7 +318,7 @@ def settle_moments(
     if "shrunk" not in kinds:
         return result
     towards = torch.tensor([kind == "shrunk" for kind in kinds], device=device)
-    population = fit_population(inside, known.size)
+    population = fit_population(inside, known.counted)
     return result._replace(
         mean=torch.where(towards, population.mean, mean),
         std=torch.where(towards, population.std, std),

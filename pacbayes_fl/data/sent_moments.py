@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.moments import Moments, moments_of, power_of_two
+from pacbayes_fl.data.moments import Moments, combined, moments_of
+from pacbayes_fl.data.row_counts import counted, different_rows
 from pacbayes_fl.data.scaling import columns_of
 from pacbayes_fl.errors import ShapeError
-
-_ROUNDING = 64  # units in the last place of a column's largest mean: a spread below is rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,12 +26,14 @@ class SentMoments:
     Args:
         names: of the clients.
         size: their rows [K].
+        different: how many of them differ from one another [K].
         inside: moments of every client [K, d + 1], float64, in units of each column.
         labels: whether targets are labels, of which nothing is sent.
     """
 
     names: Sequence[str]
     size: Tensor
+    different: Tensor
     inside: Moments
     labels: bool = False
 
@@ -47,22 +48,18 @@ class SentMoments:
             Their messages.
         """
         inside = moments_of(columns_of(batch), batch.mask)
-        return cls(batch.names, batch.size.double(), inside, not batch.y.is_floating_point())
+        size, different = batch.size.double(), different_rows(batch).double()
+        return cls(batch.names, size, different, inside, not batch.y.is_floating_point())
+
+    @property
+    def counted(self) -> Tensor:
+        """How many rows each client counts as [K]; see `data.row_counts`."""
+        return counted(self.size, self.different)
 
     @cached_property
     def whole(self) -> Moments:
-        """Moments of all rows together [1, d + 1].
-
-        mean = sum m_k mean_k / m,   var = sum m_k (var_k + (mean_k - mean)^2) / m
-        """
-        share = (self.size / self.size.sum().clamp_min(1.0)).unsqueeze(-1)
-        peak = self.inside.mean.abs().amax(0)
-        unit = power_of_two(torch.maximum(peak, self.inside.std.amax(0)))
-        mean, std = self.inside.mean / unit, self.inside.std / unit
-        middle = (share * mean).sum(0, keepdim=True)
-        spread = (share * (std.square() + (mean - middle).square())).sum(0, keepdim=True).sqrt()
-        still = self.inside.flat.all(0) & (spread <= _ROUNDING * torch.finfo(spread.dtype).eps * (peak / unit))
-        return Moments(middle * unit, spread * unit, still | (spread == 0))
+        """Moments of all rows together [1, d + 1]."""
+        return combined(self.inside, self.counted)
 
     def select(self, index: Tensor) -> SentMoments:
         """Leave the other clients out.
@@ -74,15 +71,17 @@ class SentMoments:
             The messages of those clients.
         """
         names = [self.names[k] for k in index.tolist()]
-        return SentMoments(names, self.size[index], Moments(*(leaf[index] for leaf in self.inside)), self.labels)
+        inside = Moments(*(leaf[index] for leaf in self.inside))
+        return SentMoments(names, self.size[index], self.different[index], inside, self.labels)
 
     def to_rows(self) -> Tensor:
         """Write the messages as numbers [K, D].
 
         Returns:
-            [K, D], D = 1 + 3 (d + 1), float64: rows, means, standard deviations, and 1 where a column does not vary.
+            [K, D], D = 2 + 3 (d + 1), float64: rows, how many of them differ, means, standard deviations, and 1 where
+            a column does not vary.
         """
-        leaves = (self.size.unsqueeze(-1), *self.inside)
+        leaves = (self.size.unsqueeze(-1), self.different.unsqueeze(-1), *self.inside)
         return torch.cat([leaf.double().cpu() for leaf in leaves], 1)
 
     @classmethod
@@ -91,7 +90,7 @@ class SentMoments:
 
         Args:
             names: of the K clients.
-            rows: numbers of the clients [K, D], D = 1 + 3 c.
+            rows: numbers of the clients [K, D], D = 2 + 3 c.
             columns: c.
             labels: whether targets are labels.
 
@@ -101,9 +100,21 @@ class SentMoments:
         Raises:
             ShapeError: when they are no moments.
         """
-        if rows.shape != (len(names), 1 + 3 * columns) or not bool(rows.isfinite().all()):
-            raise ShapeError(f"moments of {columns} columns are {1 + 3 * columns} finite numbers a client")
-        size, (mean, std, flat) = rows[:, 0], rows[:, 1:].split(columns, 1)
-        if not bool((size >= 0).all() and (std >= 0).all()):
+        if rows.shape != (len(names), width(columns)) or not bool(rows.isfinite().all()):
+            raise ShapeError(f"moments of {columns} columns are {width(columns)} finite numbers a client")
+        (size, different), (mean, std, flat) = rows[:, :2].unbind(1), rows[:, 2:].split(columns, 1)
+        if not bool((size >= 0).all() and (different >= 0).all() and (std >= 0).all()):
             raise ShapeError("a number of rows or a standard deviation is negative")
-        return cls(names, size, Moments(mean, std, flat != 0), labels)
+        return cls(names, size, different, Moments(mean, std, flat != 0), labels)
+
+
+def width(columns: int) -> int:
+    """Count the numbers of one client's message.
+
+    Args:
+        columns: c.
+
+    Returns:
+        2 + 3 c.
+    """
+    return 2 + 3 * columns

@@ -98,6 +98,18 @@ def clusters(rows: Array, width: Array, seed: int = 0) -> Array:
     return by_row[which]
 
 
+def distinct(rows: Array) -> int:
+    """Count the rows that differ from one another to the bit.
+
+    Args:
+        rows: [R, c].
+
+    Returns:
+        Their number; two that differ count as one with a chance of 2^-64.
+    """
+    return len(np.unique(_digest(rows + rows.dtype.type(0.0))))  # -0 becomes 0
+
+
 def _digest(rows: Array, salt: int = 0) -> Array:
     """Mix the bits of every row into 64 [R], uint64."""
     bits = np.ascontiguousarray(rows).view(f"u{rows.dtype.itemsize}")

@@ -14,7 +14,7 @@ from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.private_moments import MomentMessage
 from pacbayes_fl.data.scaling import FEDERATED, Shared
-from pacbayes_fl.data.sent_moments import SentMoments
+from pacbayes_fl.data.sent_moments import SentMoments, width
 from pacbayes_fl.errors import UNREADABLE, DataError, DeployError, PrivacyError, StudyError
 from pacbayes_fl.federation.arrays import DTYPES, shown
 from pacbayes_fl.federation.remote_player import roster
@@ -267,7 +267,7 @@ def telling(study: Study, schema: tables.Dataset) -> Telling | None:
     if "moments" not in shares(study) or schema.feature_shape:
         return None
     if study.privacy.epsilon is None:
-        return Telling(None, 1 + 3 * (len(schema.features) + 1))
+        return Telling(None, width(len(schema.features) + 1))
     message = scaling.outside(study, schema)
     return None if message is None else Telling(message, message.coordinates)
 

@@ -62,10 +62,10 @@ def test_columns_are_scaled_as_by_rows(kind: ColumnScale | None, far: float) -> 
 
 def test_what_is_no_moment_is_refused() -> None:
     rows = SentMoments.of(clients()).to_rows()
-    for at, value in ((0, -1.0), (6, -1.0), (3, torch.nan)):
+    for at, value in ((0, -1.0), (1, -1.0), (7, -1.0), (4, torch.nan)):
         wrong = rows.clone()
         wrong[2, at] = value
         with pytest.raises(ShapeError):
             SentMoments.from_rows(clients().names, wrong, 5, False)
-    with pytest.raises(ShapeError, match="16 finite numbers a client"):
+    with pytest.raises(ShapeError, match="17 finite numbers a client"):
         SentMoments.from_rows(clients().names, rows[:, :-1], 5, False)
