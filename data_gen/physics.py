@@ -9,6 +9,7 @@ keeps what the generator behind PAC-PFL section 8.5.1 does, slips included.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -137,38 +138,48 @@ def plane(sky: Sky, tilt: float, azimuth: float) -> tuple[_Values, _Values]:
     return np.nan_to_num(np.asarray(total["poa_direct"])), np.nan_to_num(np.asarray(total["poa_diffuse"]))
 
 
-def sandia_module(position: int) -> tuple[str, Any]:
-    """Give the name and parameters of a module of the Sandia table that pvlib carries.
+@dataclass(frozen=True)
+class Catalogue:
+    """Tables of modules and inverters that pvlib carries; each is read once, which takes a tenth of a second."""
 
-    Args:
-        position: in the table.
+    @cached_property
+    def _modules(self) -> Any:
+        return need_pvlib().pvsystem.retrieve_sam("SandiaMod")
 
-    Returns:
-        Name, and parameters by name.
+    @cached_property
+    def _inverters(self) -> Any:
+        return need_pvlib().pvsystem.retrieve_sam("CECInverter")
 
-    Raises:
-        DataGenError: the table ends before that position.
-    """
-    return _entry("SandiaMod", position)
+    def module(self, position: int) -> tuple[str, Any]:
+        """Give the name and parameters of a module of the Sandia table.
+
+        Args:
+            position: in the table.
+
+        Returns:
+            Name, and parameters by name.
+
+        Raises:
+            DataGenError: the table ends before that position.
+        """
+        return _entry("SandiaMod", self._modules, position)
+
+    def inverter(self, position: int) -> str:
+        """Give the name of an inverter of the CEC table; it is recorded and never used (the power is DC).
+
+        Args:
+            position: in the table.
+
+        Returns:
+            Name.
+
+        Raises:
+            DataGenError: the table ends before that position.
+        """
+        return _entry("CECInverter", self._inverters, position)[0]
 
 
-def cec_inverter(position: int) -> str:
-    """Give the name of an inverter of the CEC table; it is recorded and never used (the power is DC).
-
-    Args:
-        position: in the table.
-
-    Returns:
-        Name.
-
-    Raises:
-        DataGenError: the table ends before that position.
-    """
-    return _entry("CECInverter", position)[0]
-
-
-def _entry(table: str, position: int) -> tuple[str, Any]:
-    columns = need_pvlib().pvsystem.retrieve_sam(table)
+def _entry(table: str, columns: Any, position: int) -> tuple[str, Any]:
     if not 0 <= position < columns.shape[1]:
         raise DataGenError(f"{table} has {columns.shape[1]} entries, so at most that many houses of a kind")
     return str(columns.columns[position]), columns.iloc[:, position].to_dict()

@@ -102,13 +102,13 @@ def _manifest(
 ) -> dict[str, Any]:
     """Collect what is recorded beside the data."""
     given = PurePath(config.weather)
-    named = str(given) in weather.NAMES
+    named, catalogue = str(given) in weather.NAMES, physics.Catalogue()
     source = str(given) if named else given.name
     specifications = {
         name: {
             **one.house.as_dict(),
-            "module": physics.sandia_module(one.house.module)[0],
-            "inverter": physics.cec_inverter(one.house.module),
+            "module": catalogue.module(one.house.module)[0],
+            "inverter": catalogue.inverter(one.house.module),
         }
         for name, one in zip(names, series, strict=True)
     }

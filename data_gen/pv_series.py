@@ -152,7 +152,7 @@ def faithful(config: PVConfig, station: Weather, offset: float, seed: int, count
     Raises:
         DataGenError: there are fewer rows than samples.
     """
-    rng = np.random.RandomState(seed)
+    rng, catalogue = np.random.RandomState(seed), physics.Catalogue()
     hours = features.hours_of_day(station, offset)
     train, _, _ = features.split(station, offset, (config.train_year, config.test_year))
     sky = physics.faithful_sky(station)
@@ -162,7 +162,7 @@ def faithful(config: PVConfig, station: Weather, offset: float, seed: int, count
         for house in houses.draw_group(rng, size, len(made), azimuth, station.latitude, station.altitude):
             temperature = station.temperature + _noise(rng, station.temperature)
             wind = station.wind + _noise(rng, station.wind)
-            _, module = physics.sandia_module(house.module)
+            _, module = catalogue.module(house.module)
             power = physics.dc_power(house, module, sky, temperature, wind, hours, faithful=True)
             made.append((house, temperature, wind, power))
     return [Series(*parts, rows=choose(rng, train, config)) for parts in made]
@@ -192,11 +192,11 @@ def physical(config: PVConfig, station: Weather, offset: float, seed: int, count
     train, _, _ = features.split(station, offset, (config.train_year, config.test_year))
     groups = houses.AZIMUTHS[config.kind]
     azimuths = np.repeat(groups, houses.group_sizes(count, len(groups)))
-    made = []
+    made, catalogue = [], physics.Catalogue()
     for index in range(count):
         rng = np.random.default_rng([seed, index])
         house = houses.draw_house(rng, index, float(azimuths[index]), station.latitude, station.altitude)
-        _, module = physics.sandia_module(house.module)
+        _, module = catalogue.module(house.module)
         sky = physics.physical_sky(station, house.altitude)
         power = physics.dc_power(house, module, sky, station.temperature, station.wind, hours, faithful=False)
         temperature = station.temperature + _noise(rng, station.temperature)

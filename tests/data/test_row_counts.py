@@ -94,11 +94,12 @@ def test_tables_without_repeats_keep_every_bit(monkeypatch: pytest.MonkeyPatch) 
     parts = [(x[: 3 + 4 * k], y[: 3 + 4 * k]) for k, (x, y) in enumerate(honest(5))]
     batch = ClientBatch.pad(parts)
     assert counted_rows(batch).tolist() == [3, 7, 11, 15, 19]
-    settled = [scaling.settle(batch, [kind] * 3) for kind in ("pooled", "shrunk")]
+    kinds: tuple[ColumnScale, ...] = ("pooled", "shrunk")
+    settled = [scaling.settle(batch, [kind] * 3) for kind in kinds]
     moments = linear_moments(batch)
     monkeypatch.setattr(scaling, "counted_rows", lambda rows: rows.size)
     monkeypatch.setattr(linear_start, "counted_rows", lambda rows: rows.size.double())
-    for kind, known in zip(("pooled", "shrunk"), settled, strict=True):
+    for kind, known in zip(kinds, settled, strict=True):
         before = scaling.settle(batch, [kind] * 3)
         assert all(torch.equal(getattr(before, name), getattr(known, name)) for name in ("mean", "std"))
     assert all(torch.equal(one, other) for one, other in zip(linear_moments(batch), moments, strict=True))

@@ -8,17 +8,16 @@ import numpy.typing as npt
 import pandas as pd
 import pytest
 
-from data_gen import DataGenError
+from data_gen import DataGenError, generate
 from data_gen.features import hours_of_day
 from data_gen.houses import House, shadow
 from data_gen.needs import need_pvlib
 from data_gen.physics import (
-    cec_inverter,
+    Catalogue,
     dc_power,
     faithful_sky,
     physical_sky,
     plane,
-    sandia_module,
 )
 from data_gen.station import Weather
 
@@ -29,13 +28,13 @@ SHADED = House(40.0, 250.0, 300.0, 1.2, 9, 16, 5, 270.0)
 def model_chain(house: House, weather: Weather) -> Any:
     """Return pvlib's own chain for one house."""
     pvlib = need_pvlib()
-    module = sandia_module(house.module)[1]
+    module = Catalogue().module(house.module)[1]
     inverters = pvlib.pvsystem.retrieve_sam("CECInverter")
     system = pvlib.pvsystem.PVSystem(
         surface_tilt=house.tilt,
         surface_azimuth=house.azimuth,
         module_parameters=module,
-        inverter_parameters=inverters[cec_inverter(house.module)].to_dict(),
+        inverter_parameters=inverters[Catalogue().inverter(house.module)].to_dict(),
         temperature_model_parameters=pvlib.temperature.TEMPERATURE_MODEL_PARAMETERS["sapm"]["open_rack_glass_glass"],
     )
     location = pvlib.location.Location(weather.latitude, weather.longitude, altitude=house.altitude)
@@ -45,7 +44,7 @@ def model_chain(house: House, weather: Weather) -> Any:
 def power(house: House, weather: Weather, faithful: bool = False) -> npt.NDArray[np.float64]:
     sky = faithful_sky(weather) if faithful else physical_sky(weather, house.altitude)
     hours = hours_of_day(weather, weather.utc_offset)
-    module = sandia_module(house.module)[1]
+    module = Catalogue().module(house.module)[1]
     return dc_power(house, module, sky, weather.temperature, weather.wind, hours, faithful=faithful)
 
 
@@ -99,7 +98,7 @@ def test_faithful_power_scales_the_effective_irradiance_only(typical: Weather) -
     cell = pvlib.temperature.sapm_cell
     beam, diffuse = plane(sky, full.tilt, full.azimuth)
     heat = cell((beam + diffuse)[noon], typical.temperature[noon], typical.wind[noon], -3.47, -0.0594, 3)
-    module = sandia_module(full.module)[1]
+    module = Catalogue().module(full.module)[1]
     angle = pvlib.irradiance.aoi(full.tilt, full.azimuth, sky.zenith[noon], sky.azimuth[noon])
     air = pvlib.atmosphere.get_absolute_airmass(sky.airmass[noon], pvlib.atmosphere.alt2pres(full.altitude))
     effective = pvlib.pvsystem.sapm_effective_irradiance(beam[noon], diffuse[noon], air, angle, module)
@@ -117,7 +116,15 @@ def test_no_power_at_night_and_no_negative_power(sky: Weather, faithful: bool) -
 
 
 def test_tables_are_read_by_position() -> None:
-    assert sandia_module(0)[0] == "Advent_Solar_AS160___2006_"
-    assert cec_inverter(0).startswith("ABB__MICRO_0_25")
+    assert Catalogue().module(0)[0] == "Advent_Solar_AS160___2006_"
+    assert Catalogue().inverter(0).startswith("ABB__MICRO_0_25")
     with pytest.raises(DataGenError, match="SandiaMod has 523 entries"):
-        sandia_module(523)
+        Catalogue().module(523)
+
+
+def test_the_tables_of_modules_and_inverters_are_read_once_for_all_houses(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    real = need_pvlib().pvsystem.retrieve_sam
+    monkeypatch.setattr(need_pvlib().pvsystem, "retrieve_sam", lambda name: [read.append(name), real(name)][1])
+    generate("pv-ew", clients=3, new_clients=2, samples=5)
+    assert sorted(read) == ["CECInverter", *["SandiaMod"] * 3]  # of existing and new houses, and of the manifest

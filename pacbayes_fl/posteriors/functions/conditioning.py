@@ -116,6 +116,25 @@ def condition(
     return MixedPosterior(model, theta, found, [part.at for part in parts if part.at is not None], order(parts))
 
 
+def centre(posterior: object, x: Tensor) -> NormalMixture | None:
+    """Take the means of `GPPosterior.function` alone, to the bit, which spares the product with the inverse factors.
+
+    mu_p = m_p(x*) + k_p*' (K_p + D_p)^-1 (y - m_p)
+
+    Args:
+        posterior: of K clients.
+        x: inputs [K, M, d].
+
+    Returns:
+        Mixture over particles [K, P, M], in units of y, whose variances are 0; None for a posterior of another kind.
+    """
+    if not isinstance(posterior, GPPosterior):
+        return None
+    prior_mean, cross, _ = posterior.cross(x)
+    mean = prior_mean + (cross @ posterior.alpha.unsqueeze(-1)).squeeze(-1)
+    return NormalMixture(posterior.log_weights, mean, torch.zeros_like(mean))
+
+
 def function_kl(posterior: Conditioned, prior: Conditioned, seen: ClientBatch) -> Tensor:
     """KL divergence, particle by particle, of a posterior from one that saw some of its rows: over functions.
 

@@ -230,7 +230,7 @@ class GPPosterior(ParticleProcesses):
         prior_mean, cross, prior_variance = self.cross(x)
         # Padded rows of alpha and of the whitener's real rows are 0, so what `cross` [K, P, M, N] holds there is lost.
         mean = prior_mean + (cross @ self.alpha.unsqueeze(-1)).squeeze(-1)
-        explained = (cross @ self.whitener.mT).square().sum(-1)
+        explained = (cross @ self.whitener.mT).square_().sum(-1)
         return NormalMixture(self.log_weights, mean, (prior_variance - explained).clamp_min_(0.0))
 
     def cross(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

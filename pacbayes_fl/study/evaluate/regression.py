@@ -23,6 +23,7 @@ from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.metrics.calibration import JUMPS
 from pacbayes_fl.posteriors.censored import CensoredMixture
+from pacbayes_fl.posteriors.functions.conditioning import centre
 from pacbayes_fl.posteriors.predictive import NormalMixture, RegressionPredictive
 from pacbayes_fl.posteriors.transformed import TransformedMixture
 from pacbayes_fl.results import metrics as table
@@ -281,6 +282,12 @@ def _predicted(scaled: ScaledGroup, errors: ErrorShape, index: Tensor, posterior
     return errors.around(posterior).predict(scaled.test.select(index.cpu()).x)
 
 
+def _centred(scaled: ScaledGroup, errors: ErrorShape, index: Tensor, posterior: Any) -> Any:
+    """Predict means of the test rows of some clients, without variances where these would cost most."""
+    result = centre(posterior, scaled.test.select(index.cpu()).x)
+    return _predicted(scaled, errors, index, posterior) if result is None else result
+
+
 def _say_far(names: Sequence[str], far: Sequence[float]) -> None:
     """Warn of predictions that cannot have been learned from the targets that a client has."""
     those = [name for name, distance in zip(names, far, strict=True) if distance > _FAR]
@@ -313,7 +320,8 @@ def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: 
         without.
     """
     metric, values = headline("regression"), []
-    predicted = partial(_predicted, scaled, GAUSSIAN)  # means are those of any shape of errors
+    whole = scaled.shared.transform is not None or scaled.shared.bounds is not None  # whose means need variances
+    predicted = partial(_predicted if whole else _centred, scaled, GAUSSIAN)  # means are those of any shape of errors
     for index, result in personalisation.personalise(method, state, scaled.train, plan, predicted):
         rows, used = scaled.test.select(index.cpu()), scaled.used
         if scaled.shared.transform is not None:  # of the targets themselves

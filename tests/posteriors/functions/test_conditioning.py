@@ -16,7 +16,7 @@ from pacbayes_fl.inference.evidence import particle_scores
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.models.inducing import Inducing
 from pacbayes_fl.posteriors.functions import pivoted
-from pacbayes_fl.posteriors.functions.conditioning import MixedPosterior, condition, function_kl, refined
+from pacbayes_fl.posteriors.functions.conditioning import MixedPosterior, centre, condition, function_kl, refined
 from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior
 from pacbayes_fl.posteriors.functions.inducing import InducingPosterior
 from tests.inference.test_evidence import SIZES, clients, draw, models, particles
@@ -35,6 +35,20 @@ def test_the_prior_says_by_which_way() -> None:
     assert sparse.inducing.shape[2] == 3 and exact.weighting == sparse.weighting == "equal"
     with pytest.raises(TypeError, match="no divergence"):
         function_kl(exact, sparse, clients())
+
+
+def test_means_alone_are_those_of_the_prediction_to_the_bit() -> None:
+    batch, generator = clients(), torch.Generator().manual_seed(2)
+    x = torch.randn(batch.clients, 6, batch.x.shape[2], generator=generator, dtype=batch.x.dtype)
+    for model in models().values():
+        exact = condition(model, particles(model, len(SIZES), 2), batch)
+        alone = centre(exact, x)
+        if model.degrees_of_freedom(exact.theta) is not None:
+            assert alone is None  # means of scales that are summed over
+            continue
+        assert alone is not None and torch.equal(alone.mean, exact.predict(x).mean)
+        assert not alone.variances.any()
+    assert centre(condition(MODEL.with_inducing(Inducing(3)), THETA, batch), x) is None
 
 
 @pytest.mark.quick
