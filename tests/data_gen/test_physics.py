@@ -125,6 +125,11 @@ def test_tables_are_read_by_position() -> None:
 def test_the_tables_of_modules_and_inverters_are_read_once_for_all_houses(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     real = need_pvlib().pvsystem.retrieve_sam
-    monkeypatch.setattr(need_pvlib().pvsystem, "retrieve_sam", lambda name: [read.append(name), real(name)][1])
+
+    def counting(name: str) -> Any:
+        read.append(name)
+        return real(name)
+
+    monkeypatch.setattr(need_pvlib().pvsystem, "retrieve_sam", counting)
     generate("pv-ew", clients=3, new_clients=2, samples=5)
     assert sorted(read) == ["CECInverter", *["SandiaMod"] * 3]  # of existing and new houses, and of the manifest
