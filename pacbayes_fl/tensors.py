@@ -222,13 +222,16 @@ def total(tree: Tree) -> Tree:
 
 
 def weighted_mean(tree: Tree, weight: Tensor) -> Tree:
-    """Average a tree over clients.
+    """Average a tree over clients, in a form by which values that are all alike have just this value as their mean.
 
-    mean = sum_k w_k leaf_k / sum_k w_k
+    mean = leaf_j + sum_k w_k (leaf_k - leaf_j) / sum_k w_k, with j of the largest weight
+
+    Rounding alone moves nothing then: an optimiser such as Adam makes a step of its whole rate of a difference of any
+    size, and which one rounding leaves depends on the order of the clients.
 
     Args:
         tree: floating leaves [K, *]; one that is not finite spoils the mean even at weight 0 (see `where`).
-        weight: non-negative weights [K]; where all are 0 the mean is 0.
+        weight: non-negative weights [K], or [K, *] as each leaf is shaped; where all are 0 the mean is 0.
 
     Returns:
         A tree with leaves [*].
@@ -242,13 +245,20 @@ def weighted_mean(tree: Tree, weight: Tensor) -> Tree:
         >>> tensors.weighted_mean(torch.tensor([[1.0], [5.0]]), torch.tensor([3.0, 1.0])).tolist()
         [2.0]
     """
-    share = weight / weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)
+    total = weight.sum(0)
+    share = weight / total.clamp_min(torch.finfo(weight.dtype).tiny)
+    heaviest = weight.argmax(0, keepdim=True) if len(weight) else None
 
     def mean(leaf: Tensor) -> Tensor:
         if not leaf.is_floating_point():
             raise ShapeError(f"only floating leaves have a mean, got {leaf.dtype}")
-        average: Tensor = torch.tensordot(share.to(leaf.dtype), leaf, dims=1)
-        return average
+        if heaviest is None:
+            return leaf.new_zeros(leaf.shape[1:])
+        each, parts = weight.dim() > 1, share.to(leaf.dtype)
+        origin = leaf.gather(0, heaviest) if each else leaf.index_select(0, heaviest)
+        apart = leaf - origin
+        average: Tensor = (parts * apart).sum(0) if each else torch.tensordot(parts, apart, dims=1)
+        return average.add_(origin[0] * (total > 0))
 
     return tree_map(mean, tree)
 

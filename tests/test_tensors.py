@@ -169,6 +169,26 @@ def test_a_weighted_mean_of_nobody_is_zero_and_not_a_nan() -> None:
     torch.testing.assert_close(tiny["w"], torch.tensor([2.5, 3.5]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_mean_of_values_that_are_alike_is_that_value_whoever_is_first_and_however_often_it_is_taken(
+    dtype: torch.dtype,
+) -> None:
+    """Not so of sum_k w_k x / sum_k w_k, of which at least one here is another number."""
+    random = torch.Generator().manual_seed(7)
+    value = torch.randn(40, generator=random, dtype=dtype)
+    leaf, moved = value.expand(9, 40), False
+    for trial in range(20):
+        weight = torch.rand(9, generator=random, dtype=torch.float64) * (torch.arange(9) != trial)
+        each = weight.unsqueeze(1) * torch.rand(9, 40, generator=random, dtype=torch.float64)
+        parts = [tensors.weighted_mean(leaf[at], weight[at]) for at in (slice(0, 4), slice(4, 9))]
+        twice = tensors.weighted_mean(torch.stack(parts), torch.stack([weight[:4].sum(), weight[4:].sum()]))
+        assert torch.equal(tensors.weighted_mean(leaf, weight), value) and torch.equal(twice, value)
+        assert torch.equal(tensors.weighted_mean(leaf, each), value)
+        moved |= not torch.equal(torch.tensordot((weight / weight.sum()).to(dtype), leaf, 1), value)
+    assert moved
+    assert tensors.weighted_mean(leaf[:0], torch.zeros(0, dtype=torch.float64)).tolist() == [0.0] * 40
+
+
 def test_weighted_mean_refuses_integers() -> None:
     with pytest.raises(ShapeError, match=r"torch\.int64"):
         tensors.weighted_mean({"steps": torch.tensor([4, 8])}, torch.ones(2, dtype=torch.float64))

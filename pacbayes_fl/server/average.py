@@ -84,20 +84,6 @@ def check_robust(weighting: Weighting, aggregate: Aggregate) -> None:
         raise StudyError(what, hint="method.weighting = 'uniform', or federation.aggregate = 'clipped'")
 
 
-def by_weight(tree: Tree, share: Tensor) -> Tree:
-    """Average clients with a share of their own for every weight.
-
-    Args:
-        tree: leaves [K, D].
-        share: not negative [K, D].
-
-    Returns:
-        Leaves [D]; 0 where all shares are 0.
-    """
-    part = share / share.sum(0).clamp_min(torch.finfo(share.dtype).tiny)
-    return tensors.tree_map(lambda leaf: (part.to(leaf) * leaf).sum(0), tree)
-
-
 def reduced(update: Sent, averaged: str, join: Callable[[AnyTree, Tensor], AnyTree] = tensors.weighted_mean) -> Sent:
     """Reduce the updates of a chunk of clients to one row: averaged leaves to their mean, the others to sums.
 

@@ -31,26 +31,31 @@ def sums(tree: Tree, cluster: Tensor, weight: Tensor, clusters: int) -> tuple[Tr
     return totals, member.sum(0)
 
 
-def mean(totals: Tree, weight: Tensor, old: Tree) -> Tree:
+def mean(tree: Tree, cluster: Tensor, weight: Tensor, old: Tree) -> tuple[Tree, Tensor]:
     """Average every cluster over its members; an empty cluster keeps its value.
+
+    mean_j = old_j + sum_{k in j} w_k (leaf_k - old_j) / sum_{k in j} w_k, by which what no member has moved stays
 
     The journal's Algorithm 3 divides by the number of clients drawn, members or not, which would shrink the mean
     towards zero; here by the members.
 
     Args:
-        totals: weighted sums [J, *].
-        weight: of the members of each cluster [J].
+        tree: leaves [K, *].
+        cluster: of every client [K], int64 in 0..J-1.
+        weight: of every client [K].
         old: the clusters' values [J, *].
 
     Returns:
-        Leaves [J, *].
+        Leaves [J, *], and the weight of each cluster [J].
     """
+    steps = tensors.tree_map(torch.sub, tree, tensors.select(old, cluster))
+    totals, members = sums(steps, cluster, weight, len(next(iter(tensors.leaves(old).values()))))
 
     def one(total: Tensor, before: Tensor) -> Tensor:
-        by = weight.to(total.dtype).view(-1, *[1] * (total.dim() - 1))
-        return torch.where(by > 0, total / by.clamp_min(torch.finfo(total.dtype).tiny), before)
+        by = members.to(total.dtype).view(-1, *[1] * (total.dim() - 1))
+        return torch.where(by > 0, before + total / by.clamp_min(torch.finfo(total.dtype).tiny), before)
 
-    return tensors.tree_map(one, totals, old)
+    return tensors.tree_map(one, totals, old), members
 
 
 def nearest(points: Tensor, centres: Tensor) -> Tensor:
@@ -146,7 +151,7 @@ def by_rule(rule: Rule, steps: Tree, cluster: Tensor, weight: Tensor, statistics
     return result
 
 
-def matched(sent: Moments, cluster: Tensor, weight: Tensor, old: Moments) -> Moments:
+def matched(sent: Moments, cluster: Tensor, weight: Tensor, old: Moments) -> tuple[Moments, Tensor]:
     """Match the moments of every cluster's members; an empty cluster keeps its own.
 
     Args:
@@ -156,12 +161,13 @@ def matched(sent: Moments, cluster: Tensor, weight: Tensor, old: Moments) -> Mom
         old: of the clusters, leaves [J, D].
 
     Returns:
-        Leaves [J, D].
+        Leaves [J, D], and the weight of each cluster [J].
     """
     member = torch.nn.functional.one_hot(cluster, len(old.mean)).to(weight) * weight.unsqueeze(1)  # [K, J]
     result = [moments.match(sent, own) for own in member.unbind(1)]
     joined = tensors.tree_map(lambda *leaves: torch.stack(leaves), *result)
-    return tensors.where(member.sum(0) > 0, joined, old)
+    total = member.sum(0)
+    return tensors.where(total > 0, joined, old), total
 
 
 def k_means(points: Tensor, weight: Tensor, clusters: int, steps: int = 20) -> Tensor:

@@ -70,10 +70,8 @@ def match(moments: Moments, weight: Tensor) -> Moments:
         >>> moments.match(two, torch.ones(2))  # with the spread of the means
         Moments(mean=tensor([1.]), variance=tensor([2.]))
     """
-    weight = (weight if weight.dim() == moments.mean.dim() else weight.unsqueeze(-1)).to(moments.mean)
-    share = weight / weight.sum(0).clamp_min(torch.finfo(weight.dtype).tiny)
-    mean = (share * moments.mean).sum(0)
-    return Moments(mean, (share * (moments.variance + (moments.mean - mean).square())).sum(0))
+    mean = tensors.weighted_mean(moments.mean, weight)
+    return Moments(mean, tensors.weighted_mean(moments.variance + (moments.mean - mean).square(), weight))
 
 
 def extrapolate(old: Moments, new: Moments, beta: float) -> Moments:

@@ -24,6 +24,7 @@ from tests.ranked import together
 
 EXACT = 1e-12
 FORMS = ("toy", "pac-pfl-minibatch", "pfedbayes-moments", "fedcfl-apart")
+FORMS += ("sfedbayes-moments-rows", "bpfed-moments-rows")
 CASES = {
     f"{case}-{d}": (case, d)
     for case in (*ALL, *(one for one in LABELLED if labels_only(METHODS.get(one.name, METHODS["fedavg"]))))

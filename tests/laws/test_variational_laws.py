@@ -26,6 +26,7 @@ from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference import svi
 from pacbayes_fl.inference.svi import LocalInference
+from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.variational import sfedbayes
 from pacbayes_fl.methods.variational.bpfed import BPFed
 from pacbayes_fl.methods.variational.cfedbayes import CFedBayes
@@ -37,6 +38,8 @@ from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.weights.mean_field import MeanField, rho_of
 from pacbayes_fl.posteriors.weights.spike_slab import SpikeSlab, SpikeSlabDraw
 from pacbayes_fl.server.moments import Moments
+from tests.laws import cases
+from tests.laws.cases import VARIATIONAL
 
 STD = 0.5
 
@@ -354,3 +357,25 @@ def test_matched_spikes_and_slabs_are_the_minimiser() -> None:
     for _ in range(20):
         other = SpikeSlab(*(t + 0.1 * randn(2) for t in w))
         assert q.kl(other).sum() > least
+
+
+# what nobody's rows touch -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("aggregation", ["tracked", "moments", "tracked-moments"])
+@pytest.mark.parametrize("name", VARIATIONAL)
+def test_weights_of_an_input_that_is_always_zero_stay_bit_by_bit(name: str, aggregation: str) -> None:
+    """Adam makes a step of its whole rate of the last bit of a mean, and each order of clients has another last bit."""
+    federation = cases.federation(3)
+    x = federation.x.clone()
+    x[..., 1] = 0.0
+    more = {"aggregation": aggregation, "weighting": "rows", "inclusion": 0.3, "threshold": 0.2}
+    method = cases.from_recipe(METHODS[name], 3, more)
+    plan = FederationPlan(rounds=4, seed=3, cohort=3)
+    *_, (_, state) = engine.rounds(method, replace(federation, x=x), plan)
+    (hidden,) = method.model.shapes["bias_0"]
+    first = tensors.leaves(federation_state.start(method, federation, plan).server.w)
+    for leaf_name, leaf in tensors.leaves(state.server.w).items():
+        still = leaf == first[leaf_name]
+        assert still[..., hidden : 2 * hidden].all(), f"{leaf_name} of the weights behind the second input"
+        assert not still[..., :hidden].any() and not still[..., 2 * hidden : 3 * hidden].any()

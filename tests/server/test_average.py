@@ -80,7 +80,7 @@ def test_averages_of_averages_are_the_average_of_all() -> None:
 def test_every_weight_may_be_averaged_over_clients_of_its_own() -> None:
     leaf = torch.tensor([[1.0, 2.0, 3.0], [5.0, -2.0, 7.0]], dtype=torch.float64)
     share = torch.tensor([[1.0, 0.0, 0.0], [3.0, 0.5, 0.0]], dtype=torch.float64)
-    assert average.by_weight(leaf, share).tolist() == [4.0, -2.0, 0.0]
+    assert tensors.weighted_mean(leaf, share).tolist() == [4.0, -2.0, 0.0]
 
 
 class Sent(NamedTuple):

@@ -27,9 +27,8 @@ WEIGHT = torch.tensor([1.0, 2.0, 0.0, 4.0, 1.0, 3.0, 1.0], dtype=torch.float64)
 
 
 def test_every_cluster_is_the_mean_of_its_members_and_an_empty_one_stays() -> None:
-    totals, weight = clusters.sums(UPLOADS, CLUSTER, WEIGHT, J)
+    mean, weight = clusters.mean(UPLOADS, CLUSTER, WEIGHT, OLD)
     assert weight.tolist() == [4.0, 0.0, 8.0]
-    mean = clusters.mean(totals, weight, OLD)
     for got, sent, old in zip(mean, UPLOADS, OLD, strict=True):
         assert torch.equal(got[1], old[1])
         for j in (0, 2):
@@ -41,8 +40,8 @@ def test_every_cluster_is_the_mean_of_its_members_and_an_empty_one_stays() -> No
 def test_clients_outside_a_cluster_do_not_shrink_its_mean() -> None:
     """The printed algorithm divides by all clients drawn."""
     alike = tensors.tree_map(torch.ones_like, UPLOADS)
-    totals, weight = clusters.sums(alike, CLUSTER, torch.ones(K, dtype=torch.float64), J)
-    mean = clusters.mean(totals, weight, tensors.tree_map(torch.zeros_like, OLD))
+    ones = torch.ones(K, dtype=torch.float64)
+    mean, _ = clusters.mean(alike, CLUSTER, ones, tensors.tree_map(torch.zeros_like, OLD))
     assert mean.loc[0].tolist() == mean.loc[2].tolist() == [1.0] * D and mean.loc[1].tolist() == [0.0] * D
 
 
@@ -56,8 +55,7 @@ def test_sums_of_chunks_are_the_sum_of_all() -> None:
 
 def test_float32_uploads_with_float64_weights() -> None:
     single = tensors.tree_map(Tensor.float, UPLOADS)
-    totals, weight = clusters.sums(single, CLUSTER, WEIGHT, J)
-    mean = clusters.mean(totals, weight, tensors.tree_map(Tensor.float, OLD))
+    mean, weight = clusters.mean(single, CLUSTER, WEIGHT, tensors.tree_map(Tensor.float, OLD))
     assert mean.loc.dtype == torch.float32 and weight.dtype == torch.float64
 
 

@@ -158,8 +158,7 @@ class Clustered(PointEstimate[Centres, Centres, Client, Update]):
         if self.start == "uploads":  # in the first round, where all clients started alike: what they sent differs
             grouped = clusters.k_means(update.theta, update.weight, self.clusters)
             cluster = torch.where(server.rounds == 0, grouped, cluster)
-        total, weight = clusters.sums(Server(update.theta), cluster, update.weight, self.clusters)
-        mean = clusters.mean(total, weight, Server(server.theta)).theta
+        mean, weight = clusters.mean(update.theta, cluster, update.weight, server.theta)
         if self.averaging == "all":
             share = (weight / weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)).to(server.theta).unsqueeze(1)
             mean = torch.lerp(server.theta, mean, share)

@@ -157,8 +157,7 @@ class FedCFL(PointEstimate[Server, Server, Client, Update]):
         routed = (((unit @ leave) > (unit @ stay)) == leaves) | ~member
         agreed = some & (member & leaves).any() & routed.all() & (self.gamma < ((1 - alpha) / 2).sqrt())
         cluster = torch.where(agreed & member & leaves, server.used, update.cluster)
-        total, weight = clusters.sums({"theta": update.theta}, cluster, update.weight, self.max_clusters)
-        theta = clusters.mean(total, weight, {"theta": server.theta})["theta"]
+        theta, _ = clusters.mean(update.theta, cluster, update.weight, server.theta)
         new = agreed & (torch.arange(self.max_clusters, device=theta.device) == server.used)
         return Server(
             theta,

@@ -345,7 +345,7 @@ def moments_of(q: MeanField) -> Moments:
 
 
 def towards(old: MeanField, fitted: Moments, beta: float, stochastic: Tensor) -> MeanField:
-    """Go from the server's distribution towards matched moments, or beyond them.
+    """Go from the server's distribution towards matched moments, or beyond them; a variance that stays keeps its rho.
 
     Args:
         old: leaves [*, D].
@@ -356,8 +356,10 @@ def towards(old: MeanField, fitted: Moments, beta: float, stochastic: Tensor) ->
     Returns:
         Leaves [*, D].
     """
-    mean, variance = moments.extrapolate(moments_of(old), fitted, beta)
-    rho = torch.where(stochastic.to(old.rho.device), rho_of(variance), old.rho)
+    before = moments_of(old)
+    mean, variance = moments.extrapolate(before, fitted, beta)
+    moved = stochastic.to(old.rho.device) & (variance != before.variance)  # what rho_of rounds is no step
+    rho = torch.where(moved, rho_of(variance), old.rho)
     return MeanField(mean, rho).bounded()
 
 

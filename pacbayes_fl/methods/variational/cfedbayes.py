@@ -165,12 +165,12 @@ class CFedBayes(Variational[Server, Client, Update]):
         if self.start == "uploads":  # in the first round, where all clients started alike: what they sent differs
             grouped = clusters.k_means(update.w[0], update.weight, self.clusters)
             cluster = torch.where(server.rounds == 0, grouped, cluster)
-        totals, weight = clusters.sums(update.w, cluster, update.weight, self.clusters)
         if self.sends_moments:
-            result = clusters.matched(update.w, cluster, update.weight, moments_of(server.w))
-            mean = towards(server.w, result, self.beta, self.model.stochastic_columns())
+            fitted, weight = clusters.matched(update.w, cluster, update.weight, moments_of(server.w))
+            mean = towards(server.w, fitted, self.beta, self.model.stochastic_columns())
         else:
-            mean = average.extrapolate(server.w, clusters.mean(totals, weight, server.w), self.beta)
+            joined, weight = clusters.mean(update.w, cluster, update.weight, server.w)
+            mean = average.extrapolate(server.w, joined, self.beta)
         w, state = self.step(server.w, mean, server.moments, weight > 0)
         return Server(w.bounded(), server.rounds + 1, state)
 

@@ -174,7 +174,8 @@ class SFedBayes(Variational[Server, Client, Update]):
             new = towards(old.slab, slab, self.beta, self.model.stochastic_columns())
         else:
             new = average.extrapolate(old.slab, slab, self.beta)
-        w, state = self.step(old, SpikeSlab(*new, torch.logit(inclusion)).bounded(), server.moments)
+        logit = torch.where(inclusion == old.inclusion, old.logit, torch.logit(inclusion))
+        w, state = self.step(old, SpikeSlab(*new, logit).bounded(), server.moments)
         return Server(w.bounded(), state)
 
     def client_deltas(self, message: Server, update: Update) -> SparseUpload:
@@ -245,7 +246,7 @@ class SFedBayes(Variational[Server, Client, Update]):
             share = share * sent.inclusion
         if isinstance(sent.slab, Moments):
             return SparseUpload(moments.match(sent.slab, share), inclusion)
-        return SparseUpload(average.by_weight(sent.slab, share), inclusion)
+        return SparseUpload(tensors.weighted_mean(sent.slab, share), inclusion)
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Fit of the clients, shares of weights sent and active, and bytes per client of an upload."""
