@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import torch
 
@@ -17,6 +18,8 @@ from pacbayes_fl.federation.messages import Kept, Refused, Reply, Request
 from pacbayes_fl.federation.remote_client import handle_train, state_of
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.tensors import AnyTree
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class Memory(NamedTuple):
@@ -186,6 +189,7 @@ class Node:
         except DeployError as error:
             return Refused(str(error))
         except PacBayesFLError as error:
+            _LOG.warning("%s: %s", type(error).__name__, error)
             return Refused(f"its training failed ({type(error).__name__}); the node's log tells more")
 
     def _answer(self, request: Request) -> Reply:

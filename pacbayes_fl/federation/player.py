@@ -67,10 +67,12 @@ class Trained(NamedTuple):
     Args:
         kept: states of all clients after it.
         reasons: why somebody was left out, by name, where that is known.
+        counted: of clients that keep their own states, whether the round's answer counts, by name.
     """
 
     kept: AnyTree
     reasons: Mapping[str, str]
+    counted: Mapping[str, bool] = MappingProxyType({})
 
 
 class Player(ABC):
@@ -137,7 +139,8 @@ class Player(ABC):
         server = method.server(state.server, update, self.batch.clients)
         report = {**method.report(server, update), **reduction.numbers}
         outcome = notes.read(heard, server, parameter_size(method, server), report)._replace(reasons=trained.reasons)
-        watch = state.watch if self.aggregator is not None else self._watched(state.watch, t, outcome)
+        private = self.aggregator is not None
+        watch = state.watch.counted(t, trained.counted) if private else self._watched(state.watch, t, outcome)
         return Played(FederationState(server, trained.kept, t, watch), outcome)
 
     def _watched(self, watch: Watch, t: int, outcome: Outcome) -> Watch:

@@ -9,7 +9,7 @@ import torch
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import DeployError, ShapeError
+from pacbayes_fl.errors import DeployError, NumericalError, ShapeError
 from pacbayes_fl.federation import arrays
 from pacbayes_fl.federation.arrays import shown
 from pacbayes_fl.federation.messages import (
@@ -61,6 +61,7 @@ def handle_train(
             answered before, parameters that are not those that their hash says, that are not finite, or that do not
             fit the method. Nothing is changed then.
         ShapeError: when the kept state does not fit the method.
+        NumericalError: when the new state is not finite: the client has failed, and keeps the old one.
     """
     config = read_config(request, REQUEST, f"client {batch.names[0]!r}")
     name, number = batch.names[0], config["round"]
@@ -80,10 +81,13 @@ def handle_train(
     noise = Noise(config["seed"], number, batch.ids, device, config["noise"])
     slower = method if config["rates"] == 1 else slowed(method, config["rates"])
     update, new = slower.client(down, state, batch, noise)
+    kept_next = flatten(new)
+    if not all(bool(leaf.isfinite().all()) for leaf in kept_next.values()):
+        raise NumericalError("its state is not finite after the round", client=name, round=number)
     if not tells_rows:
         update = method.registered(update, torch.ones_like(batch.size), batch.ids)
     header = {"run": config["run"], "round": number, "client": name, "parameters": config["parameters"]}
-    return Reply(header, arrays.pack(update, compress)), Kept(config["run"], number, flatten(new))
+    return Reply(header, arrays.pack(update, compress)), Kept(config["run"], number, kept_next)
 
 
 def state_of(method: AnyMethod, message: AnyTree, kept: Kept | None, batch: ClientBatch, seed: int | None) -> AnyTree:

@@ -94,7 +94,7 @@ class RemotePlayer(Player):
             if note is not None:
                 notes.add([name], note)
             hear(reduction, update, good, [name in heard])
-        return Trained(asked.state.kept, collected.reasons)
+        return Trained(asked.state.kept, collected.reasons, {name: name in place for name in names})
 
     def updates(self, start: FederationState, rates: float) -> Iterator[tuple[Sequence[str], AnyTree]]:
         """Ask all clients for their first step, of which they keep nothing."""

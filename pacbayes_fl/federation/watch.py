@@ -58,8 +58,7 @@ class Watch(NamedTuple):
         asked = set(members)
         absent = {name: count for name, count in self.failures.items() if name not in asked}
         failed = {name: self.failures.get(name, 0) + 1 for name in dropped}
-        since = {name: self.since.get(name, round) for name in failed}
-        since |= {name: first for name, first in self.since.items() if name in absent}
+        since = self.counted(round, {name: name not in failed for name in asked}).since
         steps = summary(norms)
         medians = self.medians if steps is None else (*self.medians, steps.median)[-WINDOW:]
         usual = self.usual if steps is None else max(self.usual, steps.median)
@@ -71,6 +70,20 @@ class Watch(NamedTuple):
         else:  # it was not there
             alone = self.alone
         return Watch(absent | failed, steps, self.halved, medians, usual, alone, times, since)
+
+    def counted(self, round: int, answers: Mapping[str, bool]) -> Watch:
+        """Remember whose answers count and nothing else: clients that keep their own states are told with the next one.
+
+        Args:
+            round: its number.
+            answers: of the clients that were asked, whether the answer counts, by name.
+
+        Returns:
+            The records after it.
+        """
+        since = {name: first for name, first in self.since.items() if name not in answers}
+        since |= {name: self.since.get(name, round) for name, counts in answers.items() if not counts}
+        return self._replace(since=since)
 
     def labels(self) -> JsonTable:
         """Say what learning rates a run had to give up.

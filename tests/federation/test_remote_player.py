@@ -15,10 +15,11 @@ from pacbayes_fl.federation.messages import Refused
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.federation.player import RoundPlayer
 from pacbayes_fl.federation.remote_player import roster
+from pacbayes_fl.methods import METHODS
 from pacbayes_fl.privacy.mechanisms import Cohorts
 from tests.federating import pac_pfl, poison, quietly
 from tests.federation.test_undo import Parabola
-from tests.laws.cases import Toy, assert_close, bits, federation
+from tests.laws.cases import Toy, assert_close, bits, federation, from_recipe
 from tests.private import HUGE, Free
 from tests.remote import network, player
 
@@ -113,22 +114,51 @@ def test_one_who_fails_is_named_with_the_reason_and_moves_nobody() -> None:
         played(player(method, BATCH, replace(plan, min_clients=5), lost()))
 
 
+@pytest.mark.parametrize("private_", [False, True], ids=["plain", "private"])
 @pytest.mark.parametrize("cohort", [None, 3])
-def test_whose_reply_does_not_arrive_has_the_state_of_one_who_was_not_asked(cohort: int | None) -> None:
+def test_whose_reply_does_not_arrive_has_the_state_of_one_who_was_not_asked(cohort: int | None, private_: bool) -> None:
     """Late in two rounds on end, and in the last; on one device the client is left out of them."""
-    method, plan, late = Toy(1), FederationPlan(rounds=7, seed=3, cohort=cohort), {2, 3, 5, 7}
+    method: Any = from_recipe(METHODS["pfedbayes"], 1, {"weighting": "uniform"}) if private_ else Toy(1)
+    plan, late = FederationPlan(rounds=7, seed=3, cohort=None if private_ else cohort), {2, 3, 5, 7}
+    begun = federation_state.start(method, BATCH, plan)
+
+    def opened() -> Any:
+        sampled = Cohorts(5) if cohort is None else Cohorts(5, cohort, "poisson")
+        return private.open_private(method, begun.server, BATCH, plan, HUGE, sampled, Free(), 5) if private_ else None
+
     reached = network(method, BATCH, lambda name, t, reply: None if name == NAMES[1] and t in late else reply)
-    there = played(player(method, BATCH, plan, reached))
-    here, state = RoundPlayer(method, BATCH, plan, None), federation_state.start(method, BATCH, plan)
-    for _, remote in there:
+    there = played(player(method, BATCH, plan, reached, opened()))
+    here, state = RoundPlayer(method, BATCH, plan, opened()), begun
+    for record, remote in there:
         state = here.play(state, without=NAMES[1] if state.round + 1 in late else None).state
         assert_close(remote.server, state.server, 1e-9)
-        assert remote.watch.since == state.watch.since
+        assert private_ or remote.watch.since == state.watch.since
+        assert not private_ or (record.dropped, record.reasons, remote.watch.failures) == ((), {}, {}), "it is told"
     message = method.broadcast(state.server)
     for k, node in enumerate(reached.nodes):
         own = node.state(message, plan.seed, there[-1][1].watch.since)
         assert_close(own, tensors.select(state.clients, torch.tensor([k])), 1e-9)
-    assert any(NAMES[1] in record.dropped for record, _ in there)
+    assert {t for t, name in reached.asked if name == NAMES[1]} & late, "nothing was lost"
+
+
+def test_a_client_whose_state_is_no_number_is_left_out_of_the_round_and_keeps_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its update is finite, and would count."""
+    method, plan, honest = Toy(1), FederationPlan(rounds=4, seed=3), Toy.client
+
+    def client(self: Any, message: Any, state: Any, batch: Any, noise: Any) -> Any:
+        update, after = honest(self, message, state, batch, noise)
+        hurt = (state.seen == 1) & (torch.tensor(batch.ids) == BATCH.ids[1]) & (noise.round == 2)
+        return update, after._replace(memory=torch.where(hurt.unsqueeze(1), torch.nan, after.memory))
+
+    monkeypatch.setattr(Toy, "client", client)
+    reached = network(method, BATCH)
+    here, there = list(engine.rounds(method, BATCH, plan)), played(player(method, BATCH, plan, reached))
+    same(here, there)
+    assert [record.dropped for record, _ in there] == [(), (NAMES[1],), (), ()]
+    own = reached.nodes[1].state(method.broadcast(here[-1][1].server), plan.seed, there[-1][1].watch.since)
+    assert_close(own, tensors.select(here[-1][1].clients, torch.tensor([1])), 1e-9)
 
 
 def test_nobody_replies_and_nothing_is_undone() -> None:

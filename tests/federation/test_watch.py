@@ -27,6 +27,14 @@ def test_failures_are_counted_in_a_row_and_only_of_those_who_were_asked() -> Non
     assert Watch().failures == {}, "a memory is never changed"
 
 
+def test_of_a_private_round_nothing_is_remembered_but_whose_answer_did_not_count() -> None:
+    watch = Watch(halved=1)
+    for t, answers in enumerate(({"a": True, "b": False}, {"a": False, "b": False}, {"a": True}), 1):
+        watch = watch.counted(t, answers)
+    assert watch == Watch(halved=1, since={"b": 1})
+    assert watch.counted(4, {"b": True}) == Watch(halved=1)
+
+
 def test_median_norms_are_remembered_for_as_long_as_they_count() -> None:
     watch = Watch()
     for t in range(25):
