@@ -10,7 +10,9 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 import functools
 import gc
+import logging
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -108,6 +110,17 @@ def paged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let runs, comparisons and searches write their pages."""
     for name, write in _PAGES.items():
         monkeypatch.setattr(pages, name, write)
+
+
+@pytest.fixture
+def logged() -> Iterator[list[logging.LogRecord]]:
+    """Return what is logged; pytest's own plugin, which goes through all loggers of torch six times a test, is off."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    yield records
+    logging.getLogger().removeHandler(handler)
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,17 @@ def tiny(*sets: str) -> Study:
 
 def quick(name: str) -> list[str]:
     """Return assignments that make a method of the table cheap, and choose what it leaves open."""
+    return [*_quick(name)]
+
+
+@cache  # which hundreds of tests ask for, and a study is made for it
+def _quick(name: str) -> tuple[str, ...]:
     recipe = METHODS[name]
     values = {"steps": 2, "draws": 2, "personal_steps": 2, "importance_draws": 3, "finetune": 1, "trees": 2}
     known = {key: value for key, value in values.items() if key in recipe.options.__dataclass_fields__}
     usual = Study.from_table({"data": {"source": "mine.csv"}, "method": {"name": name}})
     known |= {one.option: one.candidates(usual.method.options)[0] for one in usual.held_out if one.table == "method"}
-    return [f"method.name={name}", *(f"method.{key}={value}" for key, value in known.items())]
+    return f"method.name={name}", *(f"method.{key}={value}" for key, value in known.items())
 
 
 NUMBERS = tuple(name for name, recipe in METHODS.items() if "regression" in recipe.learns)

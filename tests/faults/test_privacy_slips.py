@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+import signal
 import stat
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pacbayes_fl import cli
 from pacbayes_fl.errors import NumericalError, PrivacyError
+from pacbayes_fl.federation import checkpoint
+from pacbayes_fl.methods.pac_pfl.gp import PacPFL
+from pacbayes_fl.privacy import ledger, mechanisms
 from pacbayes_fl.privacy.accounting import Budget
 from pacbayes_fl.privacy.ledger import Ledger
+from pacbayes_fl.results import manifest, rounds
 from pacbayes_fl.results import records as results
 from pacbayes_fl.study import run
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.parts import PrivacyPart
+from tests.forked import child, fork
 from tests.tiny import TABLE, assert_same_results, rows, tiny, write_csv, write_study
 
 # modes ----------------------------------------------------------------------------------------------------------
@@ -109,76 +116,63 @@ def test_an_empty_privacy_table_is_refused_and_one_that_says_none_is_remarked(tm
     assert "privacy" not in results.load(tmp_path / "clear").labels
 
 
-KILLER = """
-import os, signal, sys
-import torch
-torch.set_num_threads(1)
-from pacbayes_fl.federation import checkpoint
-from pacbayes_fl.methods.pac_pfl.gp import PacPFL
-from pacbayes_fl.privacy import ledger, mechanisms
-from pacbayes_fl.results import manifest, rounds
-from pacbayes_fl.study import run
-from pacbayes_fl.study.file import Study
+PLACES: tuple[tuple[Any, str, str], ...] = (  # what a private round calls, in its order, and of which file
+    (mechanisms, "noise", ""),
+    (ledger, "put", ""),
+    (manifest, "write_atomic", "release.safetensors"),
+    (manifest, "write_atomic", "privacy.json"),
+    (PacPFL, "server", ""),
+    (rounds, "append_round", ""),
+    (checkpoint, "save", ""),
+    (checkpoint, "sync_folder", ""),
+)
 
-PLACES = [  # what a private round calls, in its order, and of which file
-    (mechanisms, "noise", ""), (ledger, "put", ""), (manifest, "write_atomic", "release.safetensors"),
-    (manifest, "write_atomic", "privacy.json"), (PacPFL, "server", ""), (rounds, "append_round", ""),
-    (checkpoint, "save", ""), (checkpoint, "sync_folder", ""),
-]
 
-def life(folder, path, sets, home, name, file, at, after):
+def life(folder: Path, study: Study, place: tuple[Any, str, str], at: int, after: bool) -> None:
+    """Go on with a run until it is killed at the `at`-th call of a place, before it or after it."""
+    home, name, file = place
     real, calls = getattr(home, name), [0]
-    def fatal(*arguments, **named):
+
+    def fatal(*arguments: Any, **named: Any) -> Any:
         calls[0] += not file or arguments[0].name == file
         found = real(*arguments, **named) if after or calls[0] != at else None
         if calls[0] == at:
             os.kill(os.getpid(), signal.SIGKILL)
         return found
+
     setattr(home, name, fatal)
-    run.run(Study.from_toml(path, sets), folder, resume=True)
-
-folder, path, at, wanted, *sets = sys.argv[1:]
-for home, name, file in PLACES:
-    for after in (False, True):
-        if wanted not in ("all", f"{name} {after}"):
-            continue
-        child = os.fork()  # of a process that has trained nothing: no thread is lost
-        if not child:
-            try:
-                life(folder, path, sets, home, name, file, int(at), after)
-            finally:
-                os._exit(99)
-        if os.WTERMSIG(os.waitpid(child, 0)[1]) != signal.SIGKILL:
-            sys.exit(f"not killed at {name}, after: {after}")
-        saved = checkpoint.load(folder)
-        charges, *_ = ledger._read(ledger.Path(folder) / ledger.NAME)
-        print(name, after, saved.round if saved else 0, saved.meta["released"] if saved else 0,
-              sum(count for _, count in charges), flush=True)
-"""
+    run.run(study, folder, resume=True)
 
 
-def killed(folder: Path, study_file: Path, at: int, wanted: str, *sets: str) -> list[list[str]]:
+def killed(folder: Path, at: int, wanted: str, *sets: str) -> list[tuple[str, bool, int, int, int]]:
     """Run and kill at the `at`-th call of every place, before it and after it; tell what each life has left.
 
     Returns:
-        Lists of the place, whether it was after the call, the saved round, its releases, and those that are counted.
+        Tuples of the place, whether it was after the call, the saved round, its releases, and those that are counted.
     """
-    command = [sys.executable, "-c", KILLER, str(folder), str(study_file), str(at), wanted, *sets]
-    done = subprocess.run(command, timeout=240, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return [line.split() for line in done.stdout.splitlines()]
+    told = []
+    for place, after in itertools.product(PLACES, (False, True)):
+        if wanted not in ("all", f"{place[1]} {after}"):
+            continue
+        status = child(partial(life, folder, tiny(*sets), place, at, after))
+        assert os.WTERMSIG(status) == signal.SIGKILL, f"not killed at {place[1]}, after: {after}"
+        saved = checkpoint.load(folder)
+        charges, *_ = ledger._read(folder / ledger.NAME)
+        now = (saved.round, saved.meta["released"]) if saved else (0, 0)
+        told.append((place[1], after, *now, sum(count for _, count in charges)))
+    return told
 
 
+@fork
 def test_a_run_that_is_killed_anywhere_buys_all_its_rounds(tmp_path: Path) -> None:
     """One run, killed at every place of a round in turn; its budget is for its rounds and no more."""
-    whole, folder, path = tmp_path / "whole", tmp_path / "run", write_study(tmp_path)
+    whole, folder = tmp_path / "whole", tmp_path / "run"
     sets = ("privacy.epsilon_if_noise_were_secret=10", "federation.cohort=2", "federation.rounds=30")
     sets += ("federation.checkpoint_every=50", "report.evaluate_every=30", "privacy.mechanism=laplace")
-    lives = killed(folder, path, 2, "all", *sets)
+    lives = killed(folder, 2, "all", *sets)
     assert len(lives) == 16
     before = 0
-    for name, after, *numbers in lives:
-        round, released, counted = map(int, numbers)
+    for name, after, round, released, counted in lives:
         assert round == released >= before, "a state is never older than it was"
         assert counted - released in (0, 1), f"at most the round in flight is paid and not saved: {name} {after}"
         before = round
@@ -190,11 +184,12 @@ def test_a_run_that_is_killed_anywhere_buys_all_its_rounds(tmp_path: Path) -> No
         assert (folder / file).read_bytes() == (whole / file).read_bytes(), file
 
 
+@fork
 def test_noise_of_the_system_is_not_drawn_twice_for_one_round(tmp_path: Path) -> None:
     """Killed with the release on disk and the round not saved: the round that is repeated takes that release."""
     sets = ("privacy.epsilon=10", "federation.cohort=2", "federation.rounds=3", "privacy.mechanism=laplace")
-    ((*_, round, released, counted),) = killed(tmp_path, write_study(tmp_path), 3, "server False", *sets)
-    assert (round, released, counted) == ("2", "2", "3")
+    ((*_, round, released, counted),) = killed(tmp_path, 3, "server False", *sets)
+    assert (round, released, counted) == (2, 2, 3)
     kept = Ledger(tmp_path, ANYTHING, released=2).kept(3)
     assert kept is not None and kept.mean
     run.run(tiny(*sets), tmp_path, resume=True)

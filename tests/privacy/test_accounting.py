@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from dataclasses import replace
@@ -239,11 +240,11 @@ def test_the_noise_for_poisson_cohorts() -> None:
 
 @pytest.mark.parametrize(("sigma", "share"), [(0.5, 0.03), (0.7, 0.1), (2.0, 0.2), (3.0, 0.5), (30.0, 0.5), (8.0, 0.6)])
 def test_cohorts_of_any_share_are_accounted_for_without_a_word(
-    caplog: pytest.LogCaptureFixture, sigma: float, share: float
+    logged: list[logging.LogRecord], sigma: float, share: float
 ) -> None:
     """dp-accounting gives up on some orders, says so of each, and leaves them out; here they are not asked for."""
     mine = epsilon([Charge("gaussian", sigma, 3, Cohorts(1000, 1000 * share, "poisson"))] * 40, 1e-4, "rdp")
-    assert not caplog.records
+    assert not logged
     accountant = rdp.RdpAccountant()
     event = dp_accounting.PoissonSampledDpEvent(share, dp_accounting.GaussianDpEvent(sigma))
     theirs = float(accountant.compose(event, 40).get_epsilon(1e-4))

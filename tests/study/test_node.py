@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from typing import Any
@@ -51,12 +52,13 @@ def private_with(*more: str) -> Study:
     return Study.from_toml("polynomial", ["method.particles=2", "privacy.epsilon=1", "privacy.clip=1", *more])
 
 
-def test_messages_are_answered_by_kind_and_others_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_messages_are_answered_by_kind_and_others_refused(logged: list[logging.LogRecord]) -> None:
     assert asked(kind="hello")["hello"] == frames.decode(frames.encode(NODE.hello.to_json(), {})).config
     assert asked(kind="join", run="r", round=0) == {"new": {"poly_02": True, "poly_03": True}}
     assert asked(kind="join", run="r", round=1) == {"new": {"poly_02": False, "poly_03": False}}
     assert asked(kind="join", run="another", round=3) == {"new": {"poly_02": True, "poly_03": True}}
-    assert "remembered here of poly_02, poly_03 in this run: joining as new after round 3" in caplog.text
+    said = "\n".join(record.getMessage() for record in logged)
+    assert "remembered here of poly_02, poly_03 in this run: joining as new after round 3" in said
     assert "names no run" in asked(kind="join", run=1)["refused"]
     assert "does not know" in asked(kind="shell")["refused"] and "does not know" in asked()["refused"]
     assert "holds no requests" in asked(kind="train")["refused"]
