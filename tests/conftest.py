@@ -117,7 +117,7 @@ def logged() -> Iterator[list[logging.LogRecord]]:
     """Return what is logged; pytest's own plugin, which goes through all loggers of torch six times a test, is off."""
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
+    handler.emit = records.append  # type: ignore[method-assign,assignment]
     logging.getLogger().addHandler(handler)
     yield records
     logging.getLogger().removeHandler(handler)
