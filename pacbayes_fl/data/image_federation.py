@@ -88,6 +88,11 @@ class ImagePlan:
     own: Any
 
     @property
+    def rows(self) -> int | None:
+        """Training rows of a client, or the most that it can have; None where the options do not say."""
+        return (self.partition.rows or self.partition.limit)(self.own)
+
+    @property
     def pool(self) -> Pool:
         """Where test rows come from."""
         return self.common.pool or self.partition.pool

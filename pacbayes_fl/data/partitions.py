@@ -74,6 +74,7 @@ class Partition:
         pool: where test rows come from when a study does not say it: "merged" or "official".
         needs_owners: whether it is for data sets alone whose rows have owners.
         limit: training rows that the options let each client keep at most; None for all.
+        rows: training rows of a client, where the options say their number; `limit` does when None.
         classes: how many of the C classes the options leave.
         refused_elsewhere: options that are refused beside another partition, where nobody would see that they do
             nothing.
@@ -86,6 +87,7 @@ class Partition:
     pool: Pool = "merged"
     needs_owners: bool = False
     limit: Callable[[Any], int | None] = _unlimited
+    rows: Callable[[Any], int | None] | None = None
     classes: Callable[[Any, int], int] = _all
     refused_elsewhere: tuple[str, ...] = ()
 
@@ -214,6 +216,7 @@ PARTITIONS: Mapping[str, Partition] = by_name(
         "each client has the same number of rows of a few classes",
         LabelOptions,
         _by_labels,
+        rows=lambda own: own.labels_per_client * own.train,
     ),
     Partition(
         "dirichlet",

@@ -43,6 +43,9 @@ by Adam are still where they were drawn, and too few rows would favour too few r
 
 _SHARED: Final = (ROUNDS, TEMPERATURE)
 
+FEW: Final = 100
+"""Training rows of a client up to which the values that were looked at with 250 are not taken."""
+
 
 def every(recipe: Recipe) -> tuple[HeldOutChoice, ...]:
     """List what studies of a method may leave open.
@@ -151,7 +154,10 @@ def refuse_open(study: Tables) -> None:
 
 
 def own_defaults(recipe: Recipe, table: JsonMapping) -> JsonTable:
-    """Give the defaults of a study on a file of one's own, for which nobody has tuned anything.
+    """Give the defaults of a study on rows for which nobody has tuned anything.
+
+    These are rows of a file of one's own, and published images where clients have no more than 100 training rows: what
+    bundled studies have was looked at with 250. Of the latter the options of the method alone are left open.
 
     Args:
         recipe: of its method.
@@ -161,14 +167,19 @@ def own_defaults(recipe: Recipe, table: JsonMapping) -> JsonTable:
         Values by part; nothing of a source that is built in, and nothing that takes what other clients' rows say where
         they may say nothing: in a private run, or where certificates by folds stand on all rows.
     """
-    source = _table(table, "data").get("source")
-    if not isinstance(source, str) or source in sources.every() or source.startswith(INSTANCE):
+    data = _table(table, "data")
+    source, rows = data.get("source"), None
+    if not isinstance(source, str) or source.startswith(INSTANCE):
         return {}
+    if source in sources.every():
+        rows = sources.rows_of(source, _table(data, "options"))
+        if rows is None or rows > FEW:
+            return {}
     certify = _table(_table(table, "report"), "certify")
     private = _table(table, "privacy").get("epsilon") not in (None, settings.NONE)
     if private or certify.get("scheme") == "folds":
         return {}
-    own = {part: dict(values) for part, values in recipe.own_rows.items()}
+    own = {part: dict(values) for part, values in recipe.own_rows.items() if rows is None or part == "method"}
     if _table(table, "model").get("likelihood") == "student-t":  # which says itself what shape errors have
         own.get("model", {}).pop("residuals", None)
     return own

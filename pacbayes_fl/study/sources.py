@@ -131,6 +131,26 @@ def find(name: str) -> Source | None:
     return Source(name, title, load, image_federation.ImageOptions, known.rows_independent, True, True)
 
 
+def rows_of(name: str, given: JsonMapping) -> int | None:
+    """Say how many training rows a client of published images has at most, by the options alone.
+
+    Args:
+        name: of any source.
+        given: its [data.options].
+
+    Returns:
+        The number; None of another source, and where the options do not say it or cannot be read.
+    """
+    if name not in image_sets.domains():
+        return None
+    from pacbayes_fl.data import image_federation
+
+    try:
+        return image_federation.planned(name, given, PARTITIONS).rows
+    except StudyError:  # named where the images are read
+        return None
+
+
 def options_of(name: str) -> dict[str, Option]:
     """List the options of [data.options] for a source.
 

@@ -123,3 +123,28 @@ def test_a_private_run_refuses_the_choice_by_the_name_of_its_table(tmp_path: Any
         study = tiny("federation.rounds=held-out", *sets, "privacy.epsilon=1.0")
         with pytest.raises(PrivacyError, match=f"{key} would be chosen by training rows"):
             privacy.check(study, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["pfedbayes", "sfedbayes", "cfedbayes", "bpfed"])
+def test_few_images_a_client_leave_the_weight_of_the_divergence_open(name: str) -> None:
+    def zeta(study: str, *sets: str) -> object:
+        return getattr(Study.from_toml(study, [f"method.name={name}", *sets]).method.options, "zeta")  # noqa: B009
+
+    usual = zeta("mnist-small")  # 5 labels of 50 rows
+    assert usual == {"bpfed": 1.0}.get(name, 10.0)
+    assert zeta("mnist-small", "data.options.train=20") == "held-out" != zeta("mnist-small", "data.options.train=21")
+    assert zeta("mnist-small", "data.options.labels_per_client=2") == "held-out"
+    assert zeta("femnist-20") == "held-out" and zeta("femnist-20", "data.options.limit=101") == usual
+    assert zeta("femnist-20", "method.zeta=0.3") == 0.3 and zeta("cifar10-small") == zeta("mnist-medium") == usual
+    for other in ("method.preset=paper", "privacy.epsilon=1.0"):
+        assert zeta("femnist-20", other) != "held-out"
+
+
+def test_few_images_change_nothing_else() -> None:
+    for name in ("fedsi", "local", "fedavg", "fed-ensemble"):
+        if "classification" in METHODS[name].learns:
+            few, many = (
+                Study.from_toml("mnist-small", [f"method.name={name}", f"data.options.train={m}"]) for m in (4, 50)
+            )
+            assert few.method == many.method and few.federation == many.federation and few.model == many.model
+    assert Study.from_toml("mnist-small", ["method.zeta=1.0", "data.options.train=4"]).held_out == ()
