@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -94,9 +95,10 @@ def test_a_request_for_somebody_else_is_refused(request_: Request, text: str) ->
     assert isinstance(answer, Refused) and text in answer.reason and seen(node) == []
 
 
-def test_what_fails_inside_is_told_by_its_kind_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_fails_inside_is_told_by_its_kind_alone(logged: list[logging.LogRecord]) -> None:
     node = joined()
     node.memories.save(NAMES[0], Memory("a run", 0, Kept("a run", 1, {})))
     answer = node.answer(asked(2))
     assert answer == Refused("its training failed (ShapeError); the node's log tells more")
-    assert "ShapeError: " in caplog.text and "centre" not in answer.reason
+    said = "\n".join(map(logging.Formatter().format, logged))
+    assert "ShapeError: " in said and "centre" not in answer.reason
