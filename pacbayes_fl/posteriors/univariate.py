@@ -12,7 +12,6 @@ import pyro
 import torch
 from pyro.distributions import FoldedDistribution, GammaPoisson, TorchDistribution, ZeroInflatedDistribution
 from pyro.distributions.torch_distribution import ExpandedDistribution
-from scipy import special
 from torch import Tensor, distributions
 from torch.overrides import TorchFunctionMode
 
@@ -131,32 +130,35 @@ def _summed(one: TorchDistribution, y: Tensor) -> Tensor:
     return total.clamp_max(1.0)
 
 
-def _by_scipy(function: Callable[..., Any], *arguments: Tensor) -> Tensor:
+def _by_scipy(name: str, *arguments: Tensor) -> Tensor:
     """Evaluate a special function that torch lacks, on the CPU in float64."""
+    from scipy import special  # a fifth of a second, which few predictions take
+
+    function = getattr(special, name)
     wide = torch.broadcast_tensors(*(argument.double() for argument in arguments))
     return torch.as_tensor(function(*(argument.detach().cpu().numpy() for argument in wide))).to(arguments[-1].device)
 
 
 @_cdf.register
 def _(one: distributions.Poisson, y: Tensor) -> Tensor:
-    return _by_scipy(special.pdtr, y, one.rate)
+    return _by_scipy("pdtr", y, one.rate)
 
 
 @_cdf.register
 def _(one: distributions.NegativeBinomial, y: Tensor) -> Tensor:
-    return _by_scipy(special.betainc, one.total_count, y + 1.0, 1.0 - one.probs.double())
+    return _by_scipy("betainc", one.total_count, y + 1.0, 1.0 - one.probs.double())
 
 
 @_cdf.register
 def _(one: GammaPoisson, y: Tensor) -> Tensor:
     rate = one.rate.double()
-    return _by_scipy(special.betainc, one.concentration, y + 1.0, rate / (1.0 + rate))
+    return _by_scipy("betainc", one.concentration, y + 1.0, rate / (1.0 + rate))
 
 
 @_cdf.register
 def _(one: distributions.Binomial, y: Tensor) -> Tensor:
     failures = (one.total_count.double() - y).clamp_min(1.0)  # at the largest number the caller knows that it is 1
-    return _by_scipy(special.betainc, failures, y + 1.0, 1.0 - one.probs.double())
+    return _by_scipy("betainc", failures, y + 1.0, 1.0 - one.probs.double())
 
 
 @_cdf.register
@@ -166,7 +168,7 @@ def _(one: distributions.Geometric, y: Tensor) -> Tensor:
 
 @_cdf.register
 def _(one: distributions.StudentT, y: Tensor) -> Tensor:
-    return _by_scipy(special.stdtr, one.df, (y - one.loc.double()) / one.scale.double())
+    return _by_scipy("stdtr", one.df, (y - one.loc.double()) / one.scale.double())
 
 
 @_cdf.register
@@ -187,17 +189,17 @@ def _(one: distributions.HalfCauchy, y: Tensor) -> Tensor:
 
 @_cdf.register
 def _(one: distributions.Gamma, y: Tensor) -> Tensor:
-    return _by_scipy(special.gammainc, one.concentration, one.rate.double() * y)
+    return _by_scipy("gammainc", one.concentration, one.rate.double() * y)
 
 
 @_cdf.register
 def _(one: distributions.Beta, y: Tensor) -> Tensor:
-    return _by_scipy(special.betainc, one.concentration1, one.concentration0, y)
+    return _by_scipy("betainc", one.concentration1, one.concentration0, y)
 
 
 @_cdf.register
 def _(one: distributions.FisherSnedecor, y: Tensor) -> Tensor:
-    return _by_scipy(special.fdtr, one.df1, one.df2, y)
+    return _by_scipy("fdtr", one.df1, one.df2, y)
 
 
 @_cdf.register
@@ -297,17 +299,17 @@ def _(one: distributions.Normal, level: Tensor) -> Tensor:
 
 @_icdf.register
 def _(one: distributions.StudentT, level: Tensor) -> Tensor:
-    return one.loc.double() + one.scale.double() * _by_scipy(special.stdtrit, one.df, level)
+    return one.loc.double() + one.scale.double() * _by_scipy("stdtrit", one.df, level)
 
 
 @_icdf.register
 def _(one: distributions.Gamma, level: Tensor) -> Tensor:
-    return _by_scipy(special.gammaincinv, one.concentration, level) / one.rate.double()
+    return _by_scipy("gammaincinv", one.concentration, level) / one.rate.double()
 
 
 @_icdf.register
 def _(one: distributions.Beta, level: Tensor) -> Tensor:
-    return _by_scipy(special.betaincinv, one.concentration1, one.concentration0, level)
+    return _by_scipy("betaincinv", one.concentration1, one.concentration0, level)
 
 
 def _reach(start: Tensor, step: float, enough: Callable[[Tensor], Tensor]) -> Tensor:

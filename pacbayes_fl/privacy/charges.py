@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from scipy.special import log_ndtr, ndtr
-
 from pacbayes_fl.errors import PrivacyError
 from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.privacy import kinds
@@ -199,6 +197,8 @@ def gaussian_delta(charges: Sequence[Charge], epsilon: float) -> float:
         Delta.
     """
     mu = math.sqrt(2 * zcdp(charges))
+    from scipy.special import log_ndtr, ndtr  # a fifth of a second, which only private runs take
+
     far, near = ndtr(mu / 2 - epsilon / mu), log_ndtr(-mu / 2 - epsilon / mu)
     return max(0.0, float(far - math.exp(epsilon + near)))
 

@@ -72,10 +72,7 @@ def test_kills_at_random_moments_lose_nothing(tmp_path: Path) -> None:
                 print(f"{time.monotonic() - begun:.0f} s, round {rounds_in(folder)}: kill -9 of {victim}", flush=True)
             time.sleep(0.2)
             assert time.monotonic() - begun < 3000, owners.said("serve")
-        for name in ("node_0", "node_1", "link"):
-            if owners.running[name].poll() is None:
-                owners.kill(name, signal.SIGINT)
-        until(lambda: not owners.left(), 60.0)
+        owners.stop(*(name for name in ("node_0", "node_1", "link") if owners.running[name].poll() is None))
         said = {name: owners.said(name) for name in ("serve", "node_0", "node_1")}
     records = read_rounds(folder)
     assert [record.round for record in records] == [*range(1, ROUNDS + 1)]

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pacbayes_fl.errors import CheckpointError, DeployError, StudyError
-from pacbayes_fl.federation import frames
+from pacbayes_fl.federation import frames, mail
 from pacbayes_fl.federation.flower import processes
+from pacbayes_fl.federation.mail import TRAIN
+from pacbayes_fl.federation.node import InMemory
 from pacbayes_fl.federation.sockets import Listener, connect
 from pacbayes_fl.results.rounds import read_rounds
 from pacbayes_fl.study import deploy as deployment
+from pacbayes_fl.study.data import load
 from pacbayes_fl.study.deploy import check_node, deploy, work_as_node
+from pacbayes_fl.study.node import StudyNode
 from pacbayes_fl.study.node_folder import NodeFolder
 from pacbayes_fl.study.run import run
+from pacbayes_fl.study.served import serve
 from tests.deployed import Owners, free, needs_flower, rounds_in, study_of, until
 from tests.laws.cases import assert_close
 from tests.study.test_served import server_of
 
 STUDY = study_of(2)
 HELLO = frames.encode({"kind": "hello"}, {})
+UNNEEDED = ("scipy", "sklearn", "sympy", "pandas", "matplotlib", "torchvision", "jinja2", "dp_accounting", "flwr")
 
 
 def test_a_worker_answers_one_message_or_as_many_as_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +72,31 @@ def test_a_worker_answers_one_message_or_as_many_as_come(tmp_path: Path, monkeyp
         work_as_node(STUDY, tmp_path / "node", ["poly_03"], tmp_path / "s", said.append)
     thread.join()
     assert answers == [data, data]
+
+
+def test_a_worker_of_gaussian_processes_trains_without_what_it_does_not_need(tmp_path: Path) -> None:
+    """Of Pyro it has what GPyTorch itself imports; the answer is that of this process, where all of it may be there."""
+    one = ["poly_03"]
+    node, asked = StudyNode(STUDY, load(STUDY), InMemory(), one), list[bytes]()
+
+    def reached(letter: bytes) -> bytes:
+        asked.extend([letter] if frames.decode(letter).config["kind"] == TRAIN else [])
+        return node.answer(letter)
+
+    serve(replace(STUDY, federation=replace(STUDY.federation, rounds=1)), tmp_path / "run", mail.InMemory({0: reached}))
+    (tmp_path / "study.toml").write_text(STUDY.to_toml())
+    place = [str(tmp_path / "study.toml"), "--folder", str(tmp_path / "node"), "--client", *one]
+    code = f"""
+import sys, gpytorch
+unneeded = {UNNEEDED} if "pyro" in sys.modules else {(*UNNEEDED, "pyro")}
+from pacbayes_fl.cli import main
+main(["node", "run", *{place!r}, "--once"])
+sys.exit(", ".join(name for name in unneeded if name in sys.modules) or 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], input=asked[0], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    again = StudyNode(STUDY, load(STUDY), InMemory(), one).answer(asked[0])
+    assert done.stdout == again and b"refused" not in again[:200]
 
 
 def test_what_cannot_be_deployed_is_refused_before_anything_starts(
