@@ -66,19 +66,57 @@ def particle_scores(
     return found[0] if len(parts) == 1 else tensors.select(tensors.cat(found), order(parts))
 
 
+def particle_evidence(
+    model: FunctionModel, particles: Tensor, batch: ClientBatch, power: Tensor | None = None
+) -> Tensor:
+    """Log evidence of every client under every particle, as `particle_scores` has it, without the gradient by theta.
+
+    Args:
+        model: as `particle_scores`.
+        particles: [P, D], the same for all clients, or [K, P, D].
+        batch: rows x [K, N, d], y [K, N].
+        power: c of every client [K], positive; 1 when None.
+
+    Returns:
+        ln Z [K, P], in nats; NaN where a covariance could not be factored.
+    """
+    parts = ways(model.inducing, batch)
+    found = [_values(model, *_of_way(particles, power, part), part) for part in parts]
+    return found[0] if len(parts) == 1 else torch.cat(found)[order(parts)]
+
+
+def _of_way(particles: Tensor, power: Tensor | None, way: Way) -> tuple[Tensor, Tensor | None]:
+    """Particles and powers of the clients of a way."""
+    if way.at is None:
+        return particles, power
+    return particles if particles.dim() == 2 else particles[way.at], None if power is None else power[way.at]
+
+
+def _bound(model: FunctionModel, particles: Tensor, power: Tensor | None, way: Way) -> tuple[Tensor, Tensor]:
+    """Lower bound of the log evidence by inducing points [K, P], and its gradient [K, P, D]."""
+    if way.points is None or model.degrees_of_freedom(particles) is not None:
+        raise StudyError(student_noise.POINTS, hint=student_noise.WITHOUT_POINTS)
+    mask = way.batch.mask
+    return collapsed_evidence.bound(model, particles, way.batch, way.points, lambda noise: _temper(noise, mask, power))
+
+
+def _values(model: FunctionModel, particles: Tensor, power: Tensor | None, way: Way) -> Tensor:
+    """Log evidence of clients who are all exact, or all have inducing points."""
+    with torch.no_grad():
+        if way.points is not None:
+            return _bound(model, particles, power, way)[0]
+        prior, _ = model.with_vjp(particles, way.batch.x)
+        evidence, _ = (_tempered if prior.dof is None else _heavy_tailed)(prior, way.batch, power)
+        return evidence.value + torch.where(evidence.factor.ok, 0.0, torch.nan)
+
+
 def _scores(model: FunctionModel, particles: Tensor, power: Tensor | None, way: Way) -> ParticleScores:
     """Scores of clients who are all exact, or all have inducing points."""
     batch = way.batch
-    if way.at is not None:
-        particles = particles if particles.dim() == 2 else particles[way.at]
-        power = None if power is None else power[way.at]
+    particles, power = _of_way(particles, power, way)
     with torch.no_grad():
         if way.points is not None:
-            if model.degrees_of_freedom(particles) is not None:
-                raise StudyError(student_noise.POINTS, hint=student_noise.WITHOUT_POINTS)
-            value, score = collapsed_evidence.bound(
-                model, particles, batch, way.points, lambda noise: _temper(noise, batch.mask, power)
-            )
+            value, score = _bound(model, particles, power, way)
             return ParticleScores(score, value, torch.zeros_like(value))
         prior, vjp = model.with_vjp(particles, batch.x)
         evidence, grad_kernel = (_tempered if prior.dof is None else _heavy_tailed)(prior, batch, power)

@@ -29,6 +29,7 @@ _LEAST: Final = 100  # games
 _THRESHOLDS: Final = 25
 _LONE: Final = 4  # coordinates where one carries the whole difference, and noise on the others says nothing
 _SPREAD: Final = 32  # where all of them carry it
+_CHOICES: Final = 32  # of an exponential mechanism: more are closer to its epsilon, and hit by fewer games
 _EVERYBODY: Final = Cohorts(1)  # what is divided by does not matter
 
 
@@ -149,6 +150,11 @@ def _scores(charges: Sequence[Charge], games: int, here: bool, generator: torch.
 def _pair(charge: Charge) -> tuple[Mechanism, tuple[Tensor, Tensor]]:
     """Clip two neighbours' messages [1, D] that are as far apart as they can be, and far longer before."""
     mechanism = Mechanism(charge.kind, 1.0, charge.multiplier)
+    if mechanism.norm == "range":  # one client wants the first of several candidates that are alike to all others
+        against = torch.ones(1, min(charge.coordinates, _CHOICES), dtype=torch.float64)
+        against[0, 0] = 0.0
+        other = 1.0 - against if charge.cohorts.neighbours == "replace" else torch.zeros_like(against)
+        return mechanism, (mechanisms.clip(1e3 * against, mechanism), mechanisms.clip(1e3 * other, mechanism))
     spread = kinds.MECHANISMS[charge.kind].growth(4) > 1  # L2 distances are hidden worse where all coordinates differ
     size = min(charge.coordinates, _SPREAD if spread else _LONE)
     direction = torch.ones(1, size, dtype=torch.float64) if spread else torch.eye(1, size, dtype=torch.float64)
@@ -158,6 +164,8 @@ def _pair(charge: Charge) -> tuple[Mechanism, tuple[Tensor, Tensor]]:
 
 def _ratio(x: Tensor, u: Tensor, v: Tensor, mechanism: Mechanism, share: float) -> Tensor:
     """Log density of x [S, D] where the client sends u with probability `share`, against v; of others u . x."""
+    if mechanism.norm == "range":
+        return _odds(x, u, share, mechanism) - _odds(x, v, share, mechanism)
     powers = {"gaussian": (2, 2), "laplace": (1, 1), "paper_algorithm_3": (1, 1), "knorm": (2, 1)}
     if mechanism.kind not in powers:  # of a mechanism of one's own no density is known
         return (x * (u - v)).sum(1)
@@ -171,3 +179,9 @@ def _ratio(x: Tensor, u: Tensor, v: Tensor, mechanism: Mechanism, share: float) 
         return density(u) - density(v)
     out, within = density(torch.zeros_like(u)) + math.log1p(-share), math.log(share)
     return torch.logaddexp(density(u) + within, out) - torch.logaddexp(density(v) + within, out)
+
+
+def _odds(x: Tensor, sums: Tensor, share: float, mechanism: Mechanism) -> Tensor:
+    """Log probability [S] of choices x [S, C], of a client who sends regrets [1, C] with probability `share`."""
+    chosen = share * torch.softmax(-sums / mechanism.scale, -1) + (1 - share) / sums.shape[-1]
+    return (x @ chosen.T).log().squeeze(-1)

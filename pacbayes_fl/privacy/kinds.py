@@ -47,7 +47,8 @@ class MechanismKind:
     Args:
         name: what studies call it.
         title: one line for people.
-        norm: which norm the clip bounds, 1 or 2.
+        norm: which norm the clip bounds, 1 or 2; or "range": every number by itself is put into [0, gamma], and of the
+            noisy sums nothing is released but which one is the least.
         draw: gives noise of scale 1, float64 [S, D], from the number S of draws, the number D of coordinates and a
             generator on the CPU, or None for the operating system's randomness.
         account: the strongest account that holds: of "gaussian" or product "laplace" noise; of any mechanism that is
@@ -63,13 +64,18 @@ class MechanismKind:
 
     name: str
     title: str
-    norm: Literal[1, 2]
+    norm: Literal[1, 2, "range"]
     draw: Callable[[int, int, torch.Generator | None], Tensor]
     account: Account
     growth: Callable[[int], float] = _one
     zcdp: Callable[[float], float] = _half_square
     delta: bool = False
     claim: Claim | None = None
+
+    @property
+    def chooses(self) -> bool:
+        """Whether a release is the place of the least sum, and no sum."""
+        return self.norm == "range"
 
 
 def _uniform(draws: int, numbers: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
@@ -108,6 +114,22 @@ def _knorm(draws: int, numbers: int, generator: torch.Generator | None) -> Tenso
     return vectors
 
 
+def _gumbel(draws: int, numbers: int, generator: torch.Generator | None) -> Tensor:
+    """Draw -G of Gumbel numbers G = -ln E of scale 1, float64 [S, D]: E is exponential, and fine near 0, which wins."""
+    uniform, _ = _uniform(draws, numbers, generator)
+    negative: Tensor = torch.log1p(-uniform).neg().log()
+    return negative
+
+
+def _eighth_square(ratio: float) -> float:
+    """Give rho = epsilon^2 / 8 of what moves the log odds of any two outcomes by at most epsilon = 1 / ratio.
+
+    Its privacy loss L under P lies in an interval of length epsilon, and E e^-L = 1. By Hoeffding's lemma E L <=
+    epsilon^2 / 8, and ln E e^(aL) <= a E L + a^2 epsilon^2 / 8, so that D_(1+a) <= (1 + a) epsilon^2 / 8.
+    """
+    return 0.125 / ratio**2
+
+
 def _words(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
     """Draw whole numbers of 63 bits, int64."""
     if generator is not None:
@@ -140,6 +162,14 @@ _BUILT_IN: Final[Mapping[str, MechanismKind]] = by_name(
         2,
         _knorm,
         "pure",
+    ),
+    MechanismKind(
+        "exponential",
+        "one of several priors, chosen with odds exp(-sum of clients' regrets / s): pure epsilon-DP, whatever D",
+        "range",
+        _gumbel,
+        "pure",
+        zcdp=_eighth_square,
     ),
     MechanismKind(
         "paper_algorithm_3",

@@ -94,8 +94,8 @@ class Mechanism:
         return cls.claimed("paper_algorithm_3", clip, epsilon, rounds)
 
     @property
-    def norm(self) -> Literal[1, 2]:
-        """Which norm the clip bounds."""
+    def norm(self) -> Literal[1, 2, "range"]:
+        """Which norm the clip bounds; "range" where it bounds every number by itself."""
         return kinds.MECHANISMS[self.kind].norm
 
     @property
@@ -172,6 +172,8 @@ def clip(update: Tree, mechanism: Mechanism, present: Tensor | None = None) -> T
 
     u_k / max(1, |u_k| / gamma)      (PAC-PFL Algorithm 3, line 6)
 
+    Where the mechanism chooses, every number is put into [0, gamma] instead.
+
     Args:
         update: floating leaves [K, *].
         mechanism: gives gamma and the norm.
@@ -196,14 +198,16 @@ def clip(update: Tree, mechanism: Mechanism, present: Tensor | None = None) -> T
         if not leaf.is_floating_point():
             raise PrivacyError(f"leaf {name!r} must be floating to be released, got {leaf.dtype}", hint="leave it out")
     rows = torch.cat([leaf.double().unsqueeze(-1).flatten(1) for leaf in leaves.values()], 1)
-    norm = torch.linalg.vector_norm(rows, mechanism.norm, dim=1)
+    choosing = mechanism.norm == "range"
+    norm = torch.linalg.vector_norm(rows, math.inf if isinstance(mechanism.norm, str) else mechanism.norm, dim=1)
     usable = norm.isfinite()  # NaN and infinities reach the norm; so does a message too long to have one
     factor = (mechanism.clip / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max(1.0)
     here = torch.ones_like(usable) if present is None else present
 
     def shorten(leaf: Tensor) -> Tensor:
         shape = (-1, *[1] * (leaf.dim() - 1))
-        return torch.where((usable & here).view(shape), leaf.double() * factor.view(shape), 0.0)
+        short = leaf.double().clamp(0.0, mechanism.clip) if choosing else leaf.double() * factor.view(shape)
+        return torch.where((usable & here).view(shape), short, 0.0)
 
     return tensors.tree_map(shorten, update)
 
@@ -253,7 +257,8 @@ def noisy_mean(
     """Add noise to the sum of clipped messages and divide by the fixed divisor.
 
     (sum_k clip(u_k) + noise) / divisor, the numerator rounded to a grid much finer than the noise: the last bits of a
-    floating-point sum would tell of the messages.
+    floating-point sum would tell of the messages. Where the mechanism chooses, 1 at the least of the noisy sums and 0
+    elsewhere, which is the exponential mechanism: i has the odds exp(-sum_k u_ki / s) (McSherry and Talwar 2007).
 
     Args:
         clipped: float64 leaves [K, *], or sums of chunks of them; with K = 0 noise is released all the same.
@@ -272,6 +277,8 @@ def noisy_mean(
 
     def add(leaf: Tensor) -> Tensor:
         noisy: Tensor = leaf.sum(0) + next(drawn).reshape(draws, *leaf.shape[1:]).to(leaf.device)
+        if mechanism.norm == "range":
+            return torch.nn.functional.one_hot(noisy.argmin(-1), noisy.shape[-1]).double()
         return (noisy / grid).round() * (grid / cohorts.divisor)
 
     return tensors.tree_map(add, clipped)

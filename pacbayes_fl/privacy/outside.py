@@ -23,7 +23,8 @@ _DRAWS: Final = 4096  # of a mechanism's noise, for its variance
 def charge(kind: str, budget: Budget, share: float, rounds: Cohorts, message: str, coordinates: int) -> Charge:
     """Find what a message outside of rounds costs, to which every client contributes.
 
-    Its noise is the least for which it alone is (share epsilon, delta)-DP. With the rounds it composes.
+    Its noise is the least for which it alone is (share epsilon, delta)-DP. With the rounds it composes. Beside a
+    mechanism that chooses it is Laplace noise.
 
     Args:
         kind: of the mechanism.
@@ -39,6 +40,8 @@ def charge(kind: str, budget: Budget, share: float, rounds: Cohorts, message: st
     Raises:
         PrivacyError: when the noise is one that a paper prints, or none keeps the budget.
     """
+    if kinds.MECHANISMS[kind].chooses:
+        kind = "laplace"  # a mean cannot be chosen; pure epsilon, too
     if kinds.MECHANISMS[kind].claim is not None:
         what = f"the budget of {kind} pays for rounds alone, and not for a message on {message}"
         raise PrivacyError(what, hint="privacy.mechanism = 'gaussian'; or train without that message")
@@ -158,7 +161,7 @@ class Outside:
             The mechanism, which clips in its own norm.
         """
         kind = self.charges[message].kind
-        return Mechanism(kind, longest[kinds.MECHANISMS[kind].norm - 1], self.charges[message].multiplier)
+        return Mechanism(kind, longest[0 if kinds.MECHANISMS[kind].norm == 1 else 1], self.charges[message].multiplier)
 
     def noise_std(self, message: str, longest: tuple[float, float]) -> float:
         """Standard deviation of the noise on each number of a released mean, a public number.

@@ -316,7 +316,7 @@ def _mechanism(name: str) -> Description:
     kind = MECHANISMS[name]
     account = "no distribution of losses: zCDP and the pure epsilon" if kind.account == "zcdp" else kind.account
     facts = (
-        ("clip", f"L{kind.norm} norm of what a client sends in a round"),
+        ("clip", "most nats of regret" if kind.chooses else f"L{kind.norm} norm of what a client sends in a round"),
         ("account", account),
         (
             "epsilon",
@@ -324,7 +324,8 @@ def _mechanism(name: str) -> Description:
         ),
         ("delta", "0.1 / N where a study names none" if kind.delta else "0 where a study names none"),
     )
-    example = f"--set privacy.epsilon=5 --set privacy.mechanism={name} --out runs/private"
+    few = "--set method.particles=1 --set federation.rounds=2 --set privacy.clip=5 " * kind.chooses
+    example = f"--set privacy.epsilon=5 --set privacy.mechanism={name} {few}--out runs/private"
     return Description("noise mechanism", name, kind.title, facts, (), (f"pacbayes-fl run polynomial {example}",))
 
 

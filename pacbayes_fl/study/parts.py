@@ -341,17 +341,21 @@ class PrivacyPart:
     Args:
         epsilon: of all releases of the run together, for whole clients; nothing is private when None, which a table has
             to say. In a simulation tables call it "epsilon_if_noise_were_secret".
-        delta: 0.1 / N when None, for N clients; 0 for "laplace" and "knorm", which then keep pure epsilon. A run that
-            goes on with fewer clients keeps the delta that it has begun with.
+        delta: 0.1 / N when None, for N clients; 0 for "laplace", "knorm" and "exponential", which then keep pure
+            epsilon. A run that goes on with fewer clients keeps the delta that it has begun with.
         mechanism: see `privacy.kinds.MECHANISMS`; or one of your own, such as "mine.py:MY_NOISE", for whose account you
             vouch. "paper_algorithm_3" takes `epsilon` for what PAC-PFL claims and adds the noise that it prints; labels
             say what that gives.
-        clip: largest norm of what a client sends in a round.
+        clip: largest norm of what a client sends in a round; of "exponential" the most nats of regret that a client can
+            have under a candidate.
         cohort: how the `federation.cohort` clients of a round are drawn; None is "poisson" where that is given (for
             "paper_algorithm_3" "fixed") and "all" otherwise.
         neighbours: what the guarantee hides; None is "replace" where a cohort has a fixed size below N and for
             "paper_algorithm_3", and "add-or-remove", for a client that sends zeros instead, otherwise.
         multiplier: the noise's scale per clip, on the sum of a cohort; None takes the least that lasts for all rounds.
+        candidates: priors among which every round of "exponential" chooses one, drawn from the hyper-prior and from the
+            second round on around the chosen one; see `methods.pac_pfl.choice.PriorChoice`.
+        candidate_step: how far around it, as a share of the hyper-prior's spread.
         side_share: share of `epsilon` that each message outside of the rounds takes, such as the residuals of
             `model.residuals = "mixture"`; the noise of rounds is the least with which all together keep the budget.
         ledger: file in which runs on the same rows add up what they spend, each within its own `epsilon`: one that
@@ -369,6 +373,8 @@ class PrivacyPart:
     cohort: CohortKind | None = None
     neighbours: Neighbours | None = None
     multiplier: float | None = option(None, above=0)
+    candidates: int = option(400, low=2, high=100_000, symbol="C")
+    candidate_step: float = option(0.6, above=0, high=1)
     side_share: float = option(0.1, above=0, high=0.3)
     ledger: str | None = None
     total: float | None = option(None, low=_LEAST, high=1 / _LEAST, hint=_EXTREME)

@@ -13,12 +13,14 @@ from pacbayes_fl.data import tables
 from pacbayes_fl.data.far_clients import without_far
 from pacbayes_fl.data.linear_start import LinearStart, linear_moments, pooled_ridge
 from pacbayes_fl.data.scaling import Shared, columns_of, untouched
-from pacbayes_fl.errors import StudyError
+from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.methods.pac_pfl.choice import PriorChoice
 from pacbayes_fl.methods.pac_pfl.folds import CrossFitted
-from pacbayes_fl.methods.pac_pfl.gp import FederatedSVGD
+from pacbayes_fl.methods.pac_pfl.gp import FederatedSVGD, PacPFL
 from pacbayes_fl.methods.tempered import Tempered
 from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
+from pacbayes_fl.privacy.kinds import MECHANISMS
 from pacbayes_fl.privacy.outside import Releases
 from pacbayes_fl.study import choices, residuals, scaling, size
 from pacbayes_fl.study.data import ScaledGroup, scale
@@ -137,7 +139,13 @@ def _inner(
 
 
 def _wrapped(study: Study, method: AnyMethod, fold_of: Mapping[int, int]) -> AnyMethod:
-    """Put folds and a temperature around a method, where the study has them."""
+    """Put a private choice, folds and a temperature around a method, where the study has them."""
+    part = study.privacy
+    if part.epsilon is not None and MECHANISMS[part.mechanism].chooses:
+        if not isinstance(method, PacPFL):
+            what = f"[privacy] mechanism = {part.mechanism!r} chooses one of several priors, and {study.method.name}"
+            raise PrivacyError(f"{what} learns none by rounds of Gaussian processes", hint="pac-pfl or pfedgp do")
+        method = PriorChoice(method, part.candidates, part.candidate_step, study.seed)
     if study.report.certify.scheme == "folds":
         method = _cross_fitted(study, method, fold_of)
     if study.model.temperature not in (1.0, "held-out"):

@@ -133,6 +133,8 @@ def open_private(
         mechanism = Mechanism(part.mechanism, part.clip, multiplier)
     for remark in _remarks(ledger.budget.delta, clients.clients):
         warnings.warn(remark, stacklevel=caller_stacklevel())
+    if kinds.MECHANISMS[part.mechanism].chooses:
+        _remark_chance(mechanism, cohorts, part.candidates, rounds)
     seed = plan.seed if simulated else None
     result = private.open_private(method, state.server, clients, plan, mechanism, cohorts, ledger, seed)
     return replace(result, outside=Outside(ledger, others, seed) if others else None)
@@ -216,6 +218,14 @@ def _remarks(delta: float, clients: int) -> list[str]:
         return []
     what = f"delta = {rounded(delta)} is above {' and above '.join(above)} for N = {clients} clients, which is weak"
     return [f"{what}: set privacy.delta to less, such as {10.0 ** math.floor(math.log10(min(limits.values()))):g}"]
+
+
+def _remark_chance(mechanism: Mechanism, cohorts: Cohorts, candidates: int, rounds: int) -> None:
+    """Warn where the largest of C Gumbel numbers, about s ln C, is above all regret that clients could have."""
+    if mechanism.multiplier * math.log(candidates) > cohorts.divisor:
+        what = f"each of {rounds} rounds chooses among {candidates} priors mostly by chance: its noise of"
+        what = f"{what} {mechanism.multiplier:.3g} times the clip outweighs {cohorts.divisor:g} clients"
+        warnings.warn(f"{what}; try federation.rounds = 1 or 2", stacklevel=caller_stacklevel())
 
 
 @contextmanager

@@ -50,7 +50,8 @@ def test_the_claim_of_algorithm_3_is_caught(cohorts: Cohorts, measured: float) -
     [
         *((kind, rounds, rounds, cohorts) for kind in ("laplace", "knorm") for rounds, cohorts in ((1, ONE), (4, ANY))),
         *(("gaussian", 3.0, rounds, cohorts) for rounds, cohorts in ((1, ONE), (9, ANY), (9, POISSON), (9, FIXED))),
-        ("laplace", 3.0, 3, POISSON),
+        *((kind, 3.0, 3, POISSON) for kind in ("laplace", "exponential")),
+        *(("exponential", rounds, rounds, cohorts) for rounds, cohorts in ((1, ONE), (4, ANY))),
     ],
 )
 def test_what_is_reported_holds(kind: str, ratio: float, rounds: int, cohorts: Cohorts) -> None:
@@ -60,6 +61,7 @@ def test_what_is_reported_holds(kind: str, ratio: float, rounds: int, cohorts: C
 
 def test_the_audit_nearly_reaches_a_tight_claim() -> None:
     assert 0.9 < of("laplace", 1.0, 1, ONE, 50_000).lower <= 1
+    assert 0.7 < of("exponential", 1.0, 1, ONE, 50_000).lower <= 1
     near = of("gaussian", 3.0, 9, ANY, 50_000)
     assert near.gaussian is not None and 0.9 < near.gaussian / near.reported <= 1 and near.lower > 1
 
@@ -69,6 +71,7 @@ def test_the_audit_nearly_reaches_a_tight_claim() -> None:
     [
         *(("laplace", 1.0, 1, ANY), ("knorm", 1.0, 1, ONE), ("gaussian", 3.0, 1, ONE), ("gaussian", 3.0, 20, ANY)),
         ("gaussian", 3.0, 9, POISSON),
+        *(("exponential", 1.0, 1, cohorts) for cohorts in (ONE, ANY)),
     ],
 )
 @pytest.mark.usefixtures("halved")

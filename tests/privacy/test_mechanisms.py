@@ -203,7 +203,10 @@ def test_one_serial_number_gives_one_noise_and_another_gives_another() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"kind": "cauchy"}, "kind must be one of gaussian, laplace, knorm, paper_algorithm_3, got 'cauchy'"),
+        (
+            {"kind": "cauchy"},
+            "kind must be one of gaussian, laplace, knorm, exponential, paper_algorithm_3, got 'cauchy'",
+        ),
         ({"clip": 0.0}, "clip must be positive and finite, got 0.0"),
         ({"multiplier": math.nan}, "multiplier must be positive and finite, got nan"),
         ({"clip": math.inf}, "clip must be positive"),
@@ -231,3 +234,22 @@ def test_a_mechanism_that_hides_nothing_is_refused(given: dict[str, Any], messag
 def test_cohorts_without_an_account_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(PrivacyError, match=message):
         Cohorts(**{"clients": 10} | given)
+
+
+@pytest.mark.parametrize(("scale", "kind"), [(0.8, "poisson"), (3.0, "all")])
+def test_a_choice_has_the_odds_of_the_exponential_mechanism(scale: float, kind: Any) -> None:
+    mechanism, cohorts = Mechanism("exponential", 2.0, scale / 2.0), Cohorts(10, 5, kind)
+    regrets = torch.rand(3, 6, generator=rng(7), dtype=torch.float64) * 4 - 1
+    clipped = clip({"regret": regrets}, mechanism)["regret"]
+    torch.testing.assert_close(clipped, regrets.clamp(0, 2), rtol=0, atol=0)
+    released = noisy_mean({"regret": clipped}, mechanism, cohorts, rng(8), 60_000)["regret"]
+    assert released.eq(0).sum() == 5 * 60_000 and released.sum(1).eq(1).all()
+    weights = [math.exp(-sum(float(row[c]) for row in clipped) / scale) for c in range(6)]
+    expected = [60_000 * weight / sum(weights) for weight in weights]
+    assert stats.chisquare(released.sum(0).numpy(), expected).pvalue > 1e-6
+
+
+def test_a_client_without_numbers_has_no_regrets() -> None:
+    sent = torch.tensor([[math.nan, 1.0], [0.5, 9.0]], dtype=torch.float64)
+    clipped = clip({"regret": sent}, Mechanism("exponential", 2.0, 1.0), torch.tensor([True, True]))["regret"]
+    assert clipped.tolist() == [[0.0, 0.0], [0.5, 2.0]]

@@ -80,6 +80,8 @@ def test_numbers_have_the_ranges_that_they_always_had() -> None:
         "[report.certify] tables": "at least 1",
         "[privacy] epsilon": "from 1e-08 to 1e+08",
         "[privacy] delta": "at least 0 and below 1",
+        "[privacy] candidate_step": "above 0 and at most 1",
+        "[privacy] candidates": "from 2 to 100000",
         "[privacy] clip": "positive and finite",
         "[privacy] multiplier": "positive and finite",
         "[privacy] side_share": "above 0 and at most 0.3",
