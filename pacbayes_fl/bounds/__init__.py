@@ -5,6 +5,7 @@ from __future__ import annotations
 from pacbayes_fl.bounds.bernstein import empirical_bernstein
 from pacbayes_fl.bounds.bound import ARGUMENTS, Bound
 from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo, trivial_bound
+from pacbayes_fl.bounds.chain import recursive
 from pacbayes_fl.bounds.client import alquier, catoni, gibbs, mcallester, pbb_lambda, pbb_quadratic, seeger, theorem_3_2
 from pacbayes_fl.bounds.costs import client_privacy, drawn_risk, max_information, monte_carlo_risk
 from pacbayes_fl.bounds.divergence import (
@@ -34,6 +35,7 @@ from pacbayes_fl.bounds.losses import (
     ClippedSquare,
     LossRange,
     SaturatingSquare,
+    UnboundedLoss,
     ZeroOne,
     loss_named,
 )
@@ -55,6 +57,7 @@ from pacbayes_fl.bounds.server import new_clients, server_bound
 from pacbayes_fl.bounds.size_weighted import size_weighted
 from pacbayes_fl.bounds.sweep import Sweep, rows_needed, sweep
 from pacbayes_fl.bounds.table import BOUNDS, OWN_BOUNDS, bound_named
+from pacbayes_fl.bounds.unbounded import sub_gamma
 from pacbayes_fl.posteriors.hyper_posterior import gibbs_tau
 
 __all__ = [
@@ -76,6 +79,7 @@ __all__ = [
     "Rate",
     "SaturatingSquare",
     "Sweep",
+    "UnboundedLoss",
     "ZeroOne",
     "alquier",
     "anytime",
@@ -123,11 +127,13 @@ __all__ = [
     "pbb_lambda",
     "pbb_quadratic",
     "pfedbayes_rate",
+    "recursive",
     "rows_needed",
     "seeger",
     "server_bound",
     "sfedbayes_rate",
     "size_weighted",
+    "sub_gamma",
     "sweep",
     "tandem",
     "theorem_3_2",

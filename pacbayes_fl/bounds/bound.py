@@ -24,6 +24,8 @@ from pacbayes_fl.errors import AssumptionError
 World = Literal[
     "fair coins",
     "rare losses",
+    "unbounded losses",
+    "chains",
     "drawn hypotheses",
     "fixed predictor",
     "private prior",
@@ -58,6 +60,13 @@ ARGUMENTS: Mapping[str, str] = MappingProxyType(
         "unknown": "whether it is not known if more rows will come [] or [K]",
         "n2": "number of clients that expect later rows",
         "v": "small constant of PAC-PFL's Theorem 4.2",
+        "variance_factor": "s^2 of a sub-gamma loss, stated, [] or [K], in squared units of the loss",
+        "scale": "c of a sub-gamma loss, stated, [] or [K], in the unit of the loss",
+        "shares": "of hypotheses and rows whose excess is at least 0, 1 - gamma and 1, by step [T - 1, 3] or"
+        " [K, T - 1, 3]",
+        "gammas": "weights of the posteriors before in excess losses [T - 1] or [K, T - 1]",
+        "kls": "KL divergence of every posterior of a chain from the one before [T] or [K, T], in nats",
+        "counts": "rows that the posterior before has not seen [T] or [K, T]",
         "weight": "lambda [] or [K], strictly between 0 and 2; the best when not given",
         "delta": "probability with which it may fail, [] or [K], or [*] of averages",
         "premises": "what the bound rests on; bounds on averages set `average` themselves",
@@ -104,8 +113,8 @@ class Bound:
         needs: arguments of the function that are numbers without a default, beside delta.
         poolable: whether it also holds at the pooled rows of clients that are not alike, each with a posterior and a
             prior of its own (`pooled`); needs exactly risk, kl and n.
-        world: in which its coverage is tested: "fair coins", "rare losses", "drawn hypotheses", "fixed predictor" and
-            "private prior" for a client, "finite federation" for clients on average, "new clients".
+        world: in which its coverage is tested: "finite federation" for clients on average, "new clients", or any other
+            for a client.
         average: over what its risk is averaged; "client" is each on its own.
         posterior: the posteriors that it is about: "any", those "no worse than the prior", or the "exact Gibbs" one.
         private: whether the prior has to be one that was drawn with privacy from the rows of the bound.
@@ -217,6 +226,10 @@ class Bound:
             said.append("no client's posterior has more free energy than its prior")
         if "beta" in self.needs:
             said.append(f"{'one ' if self.equal_beta else ''}beta was fixed before the rows were seen")
+        if "variance_factor" in self.needs:
+            said.append(
+                "the loss is sub-gamma below its mean, with the stated constants, under every hypothesis of the prior"
+            )
         if self.as_printed:
             said.append(
                 "the conditions of the printed theorem, which its proof does not cover in full: see the reasons"

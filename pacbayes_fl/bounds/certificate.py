@@ -8,6 +8,7 @@ broken or unknown prints the reasons in place of its value.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,6 +19,7 @@ from torch import Tensor
 from pacbayes_fl.bounds import latex
 from pacbayes_fl.bounds.betting import grouped
 from pacbayes_fl.bounds.checks import Number, checked, whole
+from pacbayes_fl.bounds.losses import require_bounded
 from pacbayes_fl.bounds.plain import plain, premises_record, renamed
 from pacbayes_fl.bounds.premises import Premises, Provenance
 from pacbayes_fl.errors import AssumptionError
@@ -205,6 +207,7 @@ def certify(
     *,
     monte_carlo: MonteCarlo | None = None,
     reasons: tuple[str, ...] = (),
+    any_range: bool = False,
 ) -> Certificate:
     """Build a certificate: split delta, compute the value, collect the violated assumptions.
 
@@ -220,14 +223,17 @@ def certify(
         premises: its assumptions.
         monte_carlo: how the risk was estimated, if it was.
         reasons: further violated assumptions.
+        any_range: whether the bound also holds for losses without a range.
 
     Returns:
         The certificate.
 
     Raises:
         AssumptionError: when delta is no probability or does not cover what is spent of it, that of the prior's privacy
-            included.
+            included, or the loss has no range and the bound needs one.
     """
+    if not any_range:
+        require_bounded(premises.loss)
     split = split_delta(delta, monte_carlo)
     extra = shared_terms(premises, split)
     if monte_carlo is not None:
@@ -312,7 +318,9 @@ def shared_terms(premises: Premises, split: Mapping[str, Number]) -> dict[str, N
         and the privacy of the prior.
     """
     tried, prior = premises.tried or 1, premises.prior
-    terms: dict[str, Number] = {"low": premises.loss.low, "high": premises.loss.high, "factor": premises.factor}
+    terms: dict[str, Number] = {"factor": premises.factor}
+    if math.isfinite(premises.loss.high):
+        terms |= {"low": premises.loss.low, "high": premises.loss.high}
     terms["delta"] = split["bound"] / tried
     if "Monte Carlo" in split:
         terms["mc_delta"] = split["Monte Carlo"] / tried

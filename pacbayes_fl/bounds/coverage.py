@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from torch.distributions import Binomial
 from pacbayes_fl.bounds.bound import Bound, World
 from pacbayes_fl.bounds.certificate import Certificate
 from pacbayes_fl.bounds.divergence import discrete_kl, gibbs_weights
+from pacbayes_fl.bounds.losses import UnboundedLoss
 from pacbayes_fl.bounds.pac_pfl import confidence_factor
 from pacbayes_fl.bounds.premises import Premises, Provenance
 from pacbayes_fl.errors import AssumptionError
@@ -125,6 +127,41 @@ def _rare_losses(seed: int) -> Iterator[Case]:
             more = {"kl": discrete_kl(weights), "log_z": log_z, "n": rows, "beta": beta}
             what = f"{rows} rows, chance {chance:g}, {hypotheses} hypotheses, beta {beta:.3g}"
             yield Case(what, numbers | more, _FINE, torch.tensor(chance + 0.1 / 3, dtype=torch.float64))
+
+
+def _unbounded_losses(seed: int) -> Iterator[Case]:
+    """One client, whose losses are normal or fall below their mean as exponentials do, with these constants."""
+    rng, premises = np.random.default_rng((seed, 4)), replace(_FINE, loss=UnboundedLoss("unbounded loss"))
+    for hypotheses in (1, 500):
+        for scale, beta in ((0.0, 35.0), (1.0, 20.0), (1.0, 60.0)):
+            shape = WORLDS, hypotheses
+            below = rng.normal(0, 1, shape) / math.sqrt(_ROWS) if scale == 0 else rng.gamma(_ROWS, 1 / _ROWS, shape) - 1
+            risks = torch.from_numpy(-below)
+            weights, _ = gibbs_weights(risks, beta)
+            numbers = {"risk": (weights * risks).sum(1), "kl": discrete_kl(weights), "n": _ROWS, "beta": beta}
+            what = f"{hypotheses} hypotheses, scale {scale:g}, beta {beta:g}"
+            yield Case(what, {**numbers, "variance_factor": 1.0, "scale": scale}, premises, torch.tensor(0.0))
+
+
+def _chains(seed: int) -> Iterator[Case]:
+    """50 hypotheses that err by the toss of a fair coin; posteriors after half of 80 rows and after all."""
+    rows, hypotheses = 80, 50
+    generator = torch.Generator().manual_seed(seed)
+    errors = torch.randint(2, (WORLDS, hypotheses, rows), generator=generator, dtype=torch.uint8)
+    first, all_rows = errors[..., : rows // 2].sum(-1) / (rows / 2), errors.sum(-1) / rows
+    later = errors[..., rows // 2 :].float()
+    for before, after, gamma in ((1e-3, 20.0 * rows, 1.0), (4 * math.sqrt(rows), 20.0 * rows, 0.5), (20.0, 20.0, 1.0)):
+        p, q = gibbs_weights(first.double(), before)[0], gibbs_weights(all_rows.double(), after)[0]
+        drawn = torch.multinomial(
+            p, rows // 2, replacement=True, generator=generator
+        )  # one for every row, [W, rows / 2]
+        wrong = later.gather(1, drawn.unsqueeze(1)).squeeze(1).double()
+        missed = torch.einsum("wh,whn->wn", q.float(), later).double().clamp(0.0, 1.0)
+        over, under = (1.0 - (1.0 - missed) * wrong).mean(1), (missed * (1.0 - wrong)).mean(1)
+        numbers = {"risk": (p * all_rows).sum(1), "shares": torch.stack((over, missed.mean(1), under), -1).unsqueeze(1)}
+        numbers |= {"gammas": torch.tensor([gamma]), "counts": torch.tensor([float(rows), rows / 2])}
+        numbers["kls"] = torch.stack((discrete_kl(p), discrete_kl(q, p)), -1)
+        yield Case(f"beta {before:.3g}, then {after:.3g}, gamma {gamma:g}", numbers, _FINE, torch.tensor(0.5))
 
 
 def _drawn_hypotheses(seed: int) -> Iterator[Case]:
@@ -239,6 +276,8 @@ DRAWN: Mapping[World, Callable[[int], Iterator[Case]]] = MappingProxyType(
     {
         "fair coins": _fair_coins,
         "rare losses": _rare_losses,
+        "unbounded losses": _unbounded_losses,
+        "chains": _chains,
         "drawn hypotheses": _drawn_hypotheses,
         "fixed predictor": _fixed_predictor,
         "private prior": _private_prior,

@@ -67,6 +67,8 @@ def numbers_of(bound: Bound, risk: float, kl: float, n: float, beta: float, *, w
         "log_ratio": kl,
         "risk": risk,
         "variance": risk * (width - risk),
+        "variance_factor": 0.25 * width**2,
+        "scale": 0.5 * width,
         "kl": kl,
         "n": n,
         "beta": beta,
@@ -74,6 +76,10 @@ def numbers_of(bound: Bound, risk: float, kl: float, n: float, beta: float, *, w
         "lam": lam,
     }
     result = {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
+    unit = risk / width
+    chain = {"shares": [[0.5 + 0.5 * unit, unit, 0.5 * unit]], "gammas": [0.5], "kls": [kl, 0.5 * kl]}
+    chain["counts"] = [n, max(1.0, float(n // 2))]
+    result |= {name: torch.tensor(value, dtype=torch.float64) for name, value in chain.items()}
     result["losses"] = torch.full((int(n),), float(risk), dtype=torch.float64)
     result |= {"free_energy": energy, "m": torch.full((len(_ENERGY),), float(n), dtype=torch.float64)}
     return {name: result[name] for name in bound.needs}
@@ -173,7 +179,7 @@ def has_slopes(bound: Bound) -> None:
         AssumptionError: when autograd and finite differences disagree.
     """
     numbers = numbers_of(bound, 0.2, 1.5, 60, 8.0)
-    moving = [name for name in bound.needs if name not in ("n", "m")]
+    moving = [name for name in bound.needs if name not in ("n", "m", "counts")]
     premises = premises_of(bound)
 
     def value(*leaves: Tensor) -> Tensor:

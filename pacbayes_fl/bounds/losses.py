@@ -1,7 +1,8 @@
 """Losses that a certificate can speak of: bounded ones, with their range.
 
-The negative log likelihood of a density and the squared error are unbounded: no bound here holds for them. Train on
-them, and certify the same posterior with one of these.
+The negative log likelihood of a density and the squared error are unbounded: no bound here holds for them but that
+under a constant which is stated, not measured (`unbounded`). Train on them, and certify the same posterior with one of
+these.
 """
 
 from __future__ import annotations
@@ -57,6 +58,21 @@ class LossRange:
     def __post_init__(self) -> None:
         """Check that the range is finite."""
         require_bounded(self)
+
+
+@dataclass(frozen=True)
+class UnboundedLoss:
+    """A loss without a range, such as a negative log density, for the one bound that takes it (`sub_gamma`).
+
+    Args:
+        name: for certificates.
+        convex: whether it is convex in the prediction.
+    """
+
+    name: str
+    convex: bool = False
+    low: ClassVar[float] = -math.inf
+    high: ClassVar[float] = math.inf
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from pacbayes_fl.bounds.checks import Number
-from pacbayes_fl.bounds.losses import LOSSES, BoundedLoss, LossRange
+from pacbayes_fl.bounds.losses import LOSSES, BoundedLoss, LossRange, UnboundedLoss
 from pacbayes_fl.bounds.premises import Premises
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.results.records import SIMULATED_EPSILON
 
 KINDS: Mapping[str, Callable[..., BoundedLoss]] = MappingProxyType(
-    {kind.__name__: kind for kind in (*LOSSES.values(), LossRange)}
+    {kind.__name__: kind for kind in (*LOSSES.values(), LossRange, UnboundedLoss)}
 )
 """Losses that come back from their settings, by the names of their classes."""
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final, Literal, get_args
 
 from pacbayes_fl.bounds.checks import whole
-from pacbayes_fl.bounds.losses import BoundedLoss, ZeroOne, require_bounded
+from pacbayes_fl.bounds.losses import BoundedLoss, UnboundedLoss, ZeroOne, require_bounded
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.results.certificates import rounded_up
 from pacbayes_fl.results.records import SIMULATED_EPSILON
@@ -185,8 +185,9 @@ class Premises:
     drawn_clients: bool = False
 
     def __post_init__(self) -> None:
-        """Check the values, and that the loss is bounded."""
-        require_bounded(self.loss)
+        """Check the values, and that the loss is bounded or said not to be."""
+        if not isinstance(self.loss, UnboundedLoss):
+            require_bounded(self.loss)
         for name, kind in (("predictor", Predictor), ("average", Average), ("posterior", Posterior)):
             value = getattr(self, name)
             if value not in get_args(kind):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType, ModuleType
 from typing import Final
 
-from pacbayes_fl.bounds import bernstein, client, further, holdout, printed, server
+from pacbayes_fl.bounds import bernstein, chain, client, further, holdout, printed, server, unbounded
 from pacbayes_fl.bounds.bound import Bound
 from pacbayes_fl.bounds.certificate import Formula
 from pacbayes_fl.errors import AssumptionError, StudyError
@@ -25,9 +25,11 @@ BOUNDS: Mapping[str, Bound] = MappingProxyType(
             client.THEOREM_3_2,
             client.GIBBS,
             bernstein.EMPIRICAL_BERNSTEIN,
+            unbounded.SUB_GAMMA,
             further.ANYTIME,
             further.ONE_DRAW,
             further.TANDEM,
+            chain.RECURSIVE,
             holdout.HOLDOUT_BINOMIAL,
             holdout.HOLDOUT_BETTING,
             holdout.HOLDOUT_KL,

@@ -14,6 +14,7 @@ from pacbayes_fl.bounds import (
     MonteCarlo,
     Premises,
     Provenance,
+    UnboundedLoss,
     ZeroOne,
     to_record,
 )
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 
-_GIVEN = ("risk", "variance", "kl", "n", "beta", "log_z", "log_ratio", "tandem_risk")
+_GIVEN = ("risk", "variance", "kl", "n", "beta", "log_z", "log_ratio", "tandem_risk", "variance_factor", "scale")
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,12 @@ class Numbers:
         log_ratio: ln dQ/dP at the one hypothesis that was drawn, in nats.
         tandem_risk: share of rows that two draws of the posterior both miss.
         variance: of the losses over the rows, averaged over the posterior, in squared units of the loss.
+        variance_factor: of a sub-gamma loss, as stated, in squared units of the loss.
+        scale: of a sub-gamma loss, as stated, in the unit of the loss.
         low: smallest value of the loss.
         high: its largest value.
-        loss: "0-1", in [0, 1], whose majority vote can be bounded; "convex", whose averaged prediction can be; any
-            other when not given.
+        loss: "0-1", in [0, 1], whose majority vote can be bounded; "convex", whose averaged prediction can be;
+            "unbounded", without a range; any other when not given.
         prior: where the prior came from; a certificate needs that it is said.
         epsilon: of a prior drawn with privacy, and of no other.
         prior_delta: d0 of a prior drawn with (epsilon, d0)-DP of clients; 0 when not given.
@@ -74,9 +77,11 @@ class Numbers:
     log_ratio: float | None = None
     tandem_risk: float | None = None
     variance: float | None = None
+    variance_factor: float | None = None
+    scale: float | None = None
     low: float = 0.0
     high: float = 1.0
-    loss: Literal["0-1", "convex"] | None = None
+    loss: Literal["0-1", "convex", "unbounded"] | None = None
     prior: Source = "unknown"
     epsilon: float | None = None
     prior_delta: float | None = None
@@ -209,8 +214,10 @@ def _loss(numbers: Numbers) -> BoundedLoss:
             what = f"the 0-1 loss lies in [0, 1], got low = {numbers.low:g} and high = {numbers.high:g}"
             raise AssumptionError(what, hint="leave the range out")
         return ZeroOne()
+    if numbers.loss == "unbounded":
+        return UnboundedLoss("unbounded loss")
     if numbers.loss not in (None, "convex"):
-        raise AssumptionError(f"loss must be 0-1 or convex, or left out, got {numbers.loss!r}")
+        raise AssumptionError(f"loss must be 0-1, convex or unbounded, or left out, got {numbers.loss!r}")
     kind = "convex loss" if numbers.loss == "convex" else "loss"
     name = f"{kind} in [{numbers.low:g}, {numbers.high:g}]"
     return LossRange(name, numbers.low, numbers.high, convex=numbers.loss == "convex")

@@ -41,6 +41,8 @@ def arguments(command: AddCommand) -> None:
         ("log-z", "ln Z of an exact Gibbs posterior, in nats"),
         ("log-ratio", "ln dQ/dP at the one hypothesis that was drawn, in nats"),
         ("tandem-risk", "share of rows that two draws of the posterior both miss"),
+        ("variance-factor", "s^2 of a sub-gamma loss, which is stated and not estimated, in squared units of the loss"),
+        ("scale", "c of a sub-gamma loss, stated too, in the unit of the loss"),
         ("epsilon", "of a prior drawn with differential privacy from these rows"),
         ("prior-delta", "of such a prior, where the privacy is of whole clients (default: 0)"),
         ("draws-delta", "what of delta the estimate of the risk may fail with (default: a fifth)"),
@@ -73,7 +75,9 @@ def arguments(command: AddCommand) -> None:
         metavar="N",
         help="settings among which the rows have chosen (default: %(default)s)",
     )
-    sub.add_argument("--loss", metavar="KIND", help="0-1 (for a majority vote) or convex (for averaged predictions)")
+    sub.add_argument(
+        "--loss", metavar="KIND", help="0-1 (for a majority vote), convex (for averaged predictions) or unbounded"
+    )
     sub.add_argument(
         "--prior",
         required=True,

@@ -35,6 +35,8 @@ _NUMBERS: Final = MappingProxyType(  # of examples
         "log_ratio": "500",
         "tandem_risk": "0.02",
         "variance": "0.01",
+        "variance_factor": "0.25",
+        "scale": "0",
     }
 )
 

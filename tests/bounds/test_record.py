@@ -36,6 +36,8 @@ def example(name: str, premises: Premises = FINE, draws: MonteCarlo | None = Non
     if bound.group is None:
         own = {"risk": energy, "n": m, "kl": numbers(1, 2, 3), "log_z": -9.0 * energy}
         own |= {"log_ratio": numbers(-1, 2, 3), "tandem_risk": energy, "variance": 0.1 * energy}
+        own |= {"variance_factor": 0.25, "scale": 0.5, "gammas": numbers(0.5), "counts": numbers(40, 20)}
+        own |= {"shares": torch.full((3, 1, 3), 0.2).double(), "kls": numbers(1, 2).expand(3, 2)}
         own["losses"] = torch.outer(energy, numbers(0, 1, 2, 1))
     later = {"later": 1} if "free_energy" in bound.needs and bound.as_printed else {}
     return bound.certify({**own, "beta": 9.0}, 0.05, premises, draws, **later)

@@ -54,12 +54,14 @@ def test_no_other_module_names_a_bound() -> None:
     for path in Path(pacbayes_fl.__file__).parent.rglob("*.py"):
         if path.parent.name == "bounds" and path.name in (
             "bernstein.py",
+            "chain.py",
             "client.py",
             "further.py",
             "holdout.py",
             "objective.py",
             "server.py",
             "printed.py",
+            "unbounded.py",
             "__init__.py",
         ):
             continue

@@ -73,7 +73,11 @@ def test_another_range_rescales() -> None:
             Numbers(10, 0.05, risk=0.1, kl=1.0, loss="0-1", high=2.0),
             "the 0-1 loss lies in .* got low = 0 and",
         ),
-        ("seeger", Numbers(10, 0.05, risk=0.1, kl=1.0, loss="square"), "loss must be 0-1 or convex, or left out"),  # type: ignore[arg-type]
+        (
+            "seeger",
+            Numbers(10, 0.05, risk=0.1, kl=1.0, loss="square"),
+            "loss must be 0-1, convex or unbounded",
+        ),  # type: ignore[arg-type]
         ("seeger", Numbers(10.5, 0.05, risk=0.1, kl=1.0), "n must be at least 1 and a whole number, got 10.5"),
         ("gibbs", Numbers(10, 0.05, log_z=-1.0, beta=2.0, draws=5), "the bound 'gibbs' has no use for draws"),
     ],
