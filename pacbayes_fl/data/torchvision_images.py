@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from functools import partial
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from pacbayes_fl.data import images
 from pacbayes_fl.data.images import Images
@@ -43,9 +48,10 @@ def read(
     """
     from pacbayes_fl.data import torchvision_ops
 
+    if (both := _plain(folder / below, class_name)) is not None:
+        return _made(name, both, classes, transposed)
     if torchvision_ops.ensure_importable() == "absent":
         raise DataError(f"reading {name} needs torchvision", hint="pip install torchvision")
-    import torch
     from torchvision import datasets
 
     if not download and not (folder / below).is_dir():
@@ -54,22 +60,49 @@ def read(
         kind = partial(
             getattr(datasets, class_name), str(folder), download=download, **({} if split is None else {"split": split})
         )
-        both = [kind(train=train) for train in (True, False)]
+        known = [kind(train=train) for train in (True, False)]
     except Exception as error:  # whatever it meets in a damaged file
         first = str(error).strip().splitlines()[:1]
         what = first[0] if first else type(error).__name__
         raise DataError(
             f"{name} in {folder / below} cannot be read: {what}", hint=_advice(name, folder, below)
         ) from error
-    parts = [torch.as_tensor(one.data) for one in both]
+    both = [(torch.as_tensor(one.data), torch.as_tensor(one.targets)) for one in known]
+    parts = [x for x, _ in both]
     if parts[0].dim() not in (3, 4) or parts[0].shape[1:] != parts[1].shape[1:]:
         got = " and ".join(str(list(part.shape)) for part in parts)
         raise DataError(f"{name} in {folder / below}: the parts hold images {got}", hint=_advice(name, folder, below))
-    pixels = torch.cat(parts)
+    return _made(name, both, classes, transposed)
+
+
+def _plain(folder: Path, class_name: str) -> list[tuple[Tensor, Tensor]] | None:
+    """Read the four files of MNIST's own form without torchvision, whose import takes longer; None where it should."""
+    if class_name not in ("MNIST", "FashionMNIST"):
+        return None
+    both = []
+    for part in ("train", "t10k"):
+        arrays = []
+        for kind, magic, dims in (("images-idx3", 0x803, 3), ("labels-idx1", 0x801, 1)):
+            try:
+                data = (folder / f"{part}-{kind}-ubyte").read_bytes()
+                first, *shape = struct.unpack(f">{1 + dims}i", data[: 4 + 4 * dims])
+            except (OSError, struct.error):
+                return None
+            if first != magic or min(shape) < 1 or len(data) != 4 + 4 * dims + math.prod(shape):
+                return None
+            arrays.append(torch.frombuffer(bytearray(data), dtype=torch.uint8, offset=4 + 4 * dims).reshape(shape))
+        both.append((arrays[0], arrays[1]))
+    fits = all(len(x) == len(y) for x, y in both) and both[0][0].shape[1:] == both[1][0].shape[1:]
+    return both if fits else None
+
+
+def _made(name: str, both: list[tuple[Tensor, Tensor]], classes: int, transposed: bool) -> Images:
+    """Put images [R, H, W] or [R, H, W, C] and labels [R] of the training and the test part together."""
+    pixels = torch.cat([x for x, _ in both])
     x = pixels.unsqueeze(1) if pixels.dim() == 3 else pixels.permute(0, 3, 1, 2).contiguous()
     x = x.transpose(-2, -1).contiguous() if transposed else x
-    y = torch.cat([torch.as_tensor(one.targets) for one in both]).long()
-    official_test = torch.arange(len(y)) >= len(both[0].targets)
+    y = torch.cat([labels for _, labels in both]).long()
+    official_test = torch.arange(len(y)) >= len(both[0][1])
     return images.make(name, x, y, official_test, classes)
 
 

@@ -224,7 +224,7 @@ def _bound(name: str) -> Description:
     bound = bound_named(name)
     facts = tuple((label, text) for label, text in bound.described() if label != "bound")
     numbers = " ".join(f"--{key.replace('_', '-')} {_NUMBERS[key]}" for key in bound.needs if key in _NUMBERS)
-    if bound.group is None and "losses" not in bound.needs:  # which no command line takes
+    if bound.group is None and _NUMBERS.keys() >= {*bound.needs}:  # else it needs what no command line takes
         prior = "'row-level DP' --epsilon 0.001" if bound.private else "split"
         examples = [f"pacbayes-fl bound {name} {numbers} --delta 0.025 --prior {prior} --independent"]
     else:

@@ -79,7 +79,7 @@ def test_its_world_covers_and_rows_that_are_counted_too_often_are_found(
 
 def test_rows_that_made_the_prior_are_not_lost() -> None:
     """A posterior that repeats nearly all errors of its prior, which has seen most of the rows."""
-    shares, gammas = numbers(0.802, 0.2, 0.002).unsqueeze(0), numbers(1.0)
+    shares, gammas = numbers(0.998, 0.2, 0.002).unsqueeze(0), numbers(1.0)
     both = bounds.recursive(0.2, shares, gammas, numbers(30.0, 2.0), numbers(20_000, 300), DELTA, FINE).value.item()
     split = bounds.seeger(0.2, 2.0, 300, DELTA, FINE).value.item()
     assert 0.2 < both < 0.27 < 0.3 < split

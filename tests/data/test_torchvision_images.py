@@ -24,6 +24,17 @@ def test_idx_files_are_read_in_the_official_order(root: Path, name: str, base: i
     assert read.official_test.tolist() == [False] * TRAIN + [True] * TEST
 
 
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_plain_files_are_read_as_torchvision_reads_them(root: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as without:
+        without.setattr("pacbayes_fl.data.torchvision_ops.ensure_importable", lambda: "absent")
+        plain = image_sets.read(name, str(root))
+    monkeypatch.setattr("pacbayes_fl.data.torchvision_images._plain", lambda folder, kind: None)
+    theirs = image_sets.read(name, str(root))
+    for part in ("x", "y", "official_test"):
+        assert torch.equal(getattr(plain, part), getattr(theirs, part)), part
+
+
 def test_the_characters_of_emnist_stand_upright(tmp_path: Path) -> None:
     x, y = write_emnist(tmp_path)
     read = image_sets.read("emnist", str(tmp_path))
