@@ -24,7 +24,13 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 FOLDER: Final = "certificates"
+FORMAT_VERSION: Final = 1
+"""Of the tables: 1 is the first that is written into them."""
 _NUMBERS: Final = ("risk", "kl", "bound", "test_risk", "trivial", "holdout_risk", "holdout_bound", "share")
+
+
+class OldFormatError(DataError):
+    """A table of certificates was written before its format changed."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +204,7 @@ class CertifiedRun:
     def save(self, folder: Path | str) -> Path:
         """Write the table below a run folder.
 
-        JSON has no NaN and no infinity: they are stored as null and as "inf".
+        JSON has no NaN and no infinity: they are stored as null and as "inf". The table says its format.
 
         Args:
             folder: the run folder.
@@ -212,7 +218,8 @@ class CertifiedRun:
         """
         path = Path(folder) / FOLDER / f"{self.stem}.json"
         try:
-            table = _plain({"valid": self.valid, **vars(self), "clients": [vars(client) for client in self.clients]})
+            lines = [vars(client) for client in self.clients]
+            table = _plain({"format_version": FORMAT_VERSION, "valid": self.valid, **vars(self), "clients": lines})
             text = json.dumps(table | {"checksum": checksum(table)}, indent=1, allow_nan=False) + "\n"
         except TypeError as error:
             raise StudyError(f"what is said of the bound {self.bound!r} must be JSON: {error}") from error
@@ -249,23 +256,37 @@ def load(path: Path | str) -> CertifiedRun:
         The table.
 
     Raises:
-        DataError: when it cannot be read, was edited, or a line is not what its record says.
+        OldFormatError: when an older version wrote it.
+        DataError: when it cannot be read, was edited, a newer version wrote it, or a line is not what its record says.
     """
     hint = "the file was damaged or edited; certify again"
     try:
         table = json.loads(Path(path).read_text("utf-8"))
-        intact = table.pop("checksum") == checksum(table)
+        intact = table.pop("checksum", None) == checksum(table)
+        _check_format(path, table, intact)
         table.pop("valid", None)  # follows from the reasons
         clients = tuple(_client(line) for line in table.pop("clients"))
         for name in ("low", "high", "delta"):
             table[name] = float(table[name])
         result = CertifiedRun(**table, clients=clients)
         wrong = "an entry is not what its checksum was made of" if not intact else _disagreement(result)
+    except DataError:
+        raise
     except UNREADABLE as error:
         raise DataError(f"{path} cannot be read as certificates: {error}", hint=hint) from error
     if wrong:
         raise DataError(f"{path} cannot be read as certificates: {wrong}", hint=hint)
     return result
+
+
+def _check_format(path: Path | str, table: JsonTable, intact: bool) -> None:
+    """Take the format out of a table, and refuse any other than the one that this version reads."""
+    version = table.pop("format_version", 0)
+    if version < FORMAT_VERSION and (intact or {"bound", "theorem", "clients"} <= table.keys()):
+        raise OldFormatError(f"{path} was written by an older version of pacbayes_fl", hint="certify the run again")
+    if version > FORMAT_VERSION and intact:
+        what = f"{path} has format {version}, this pacbayes_fl reads formats up to {FORMAT_VERSION}"
+        raise DataError(what, cause="written by a later version", hint="update pacbayes_fl")
 
 
 def _disagreement(table: CertifiedRun) -> str:
@@ -344,18 +365,24 @@ def tables_of(folder: Path | str, on_stale: Callable[[str], None] | None = None)
 
     Args:
         folder: the run folder.
-        on_stale: told of every table that is of an earlier round, of another state or of other rows, which is left
-            out; such a table is an error when None.
+        on_stale: told of every table that is of an earlier round, of another state or of other rows, or of an older
+            format, which is left out; such a table is an error when None.
 
     Returns:
         The tables, by the name of the bound; none where the run was not certified.
 
     Raises:
-        DataError: when one cannot be read, was edited, or is stale.
+        DataError: when one cannot be read, was edited, is stale or of an older format.
     """
     result = []
     for path in sorted((Path(folder) / FOLDER).glob("*.json")):
-        table = load(path)
+        try:
+            table = load(path)
+        except OldFormatError as error:
+            if on_stale is None:
+                raise
+            on_stale(str(error))
+            continue
         reason = stale(table, folder)
         if reason and on_stale is None:
             raise DataError(f"{path} is stale: {reason}", hint="certify again")

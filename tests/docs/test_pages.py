@@ -10,8 +10,12 @@ import pytest
 from docs import pages
 from docs.pages import methods, records, results
 from pacbayes_fl.cli.parser import parser
+from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.options import options_of
+from pacbayes_fl.privacy import ledger
+from pacbayes_fl.results import certificates, manifest
+from pacbayes_fl.study import release
 from pacbayes_fl.study.describe import every_name
 from pacbayes_fl.study.file import PARTS
 
@@ -85,3 +89,10 @@ def test_links_between_pages_lead_somewhere(every: dict[str, str]) -> None:
             if "://" not in link and not known:
                 broken.append((path, link))
     assert not broken
+
+
+def test_the_page_of_run_folders_says_the_formats_that_are_written() -> None:
+    text = " ".join((DOCS / "howto" / "run-folders.md").read_text("utf-8").split())
+    assert f'about format {manifest.FORMAT_VERSION}, the "format_version" of `manifest.json`' in text
+    kinds = {"certificates": certificates, "ledgers": ledger, "releases": release, "checkpoints": checkpoint}
+    assert all(f"{name} {kind.FORMAT_VERSION}" in text for name, kind in kinds.items())

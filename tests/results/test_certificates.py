@@ -18,6 +18,7 @@ from pacbayes_fl.files import checksum
 from pacbayes_fl.results.certificates import (
     CertifiedClient,
     CertifiedRun,
+    OldFormatError,
     is_vacuous,
     load,
     model_of,
@@ -135,7 +136,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 def changed(**changes: Any) -> Mapping[str, Any]:
-    table = {**vars(RUN), "clients": [vars(FIRST)], **changes}
+    table = {"format_version": 1, **vars(RUN), "clients": [vars(FIRST)], **changes}
     table = {name: value for name, value in table.items() if value is not None}
     return table | {"checksum": checksum(table)}
 
@@ -179,6 +180,32 @@ def test_the_undamaged_table_of_these_tests_can_be_read(tmp_path: Path) -> None:
     path = RUN.save(tmp_path)
     path.write_text(json.dumps(changed()))
     assert load(path) == replace(RUN, clients=(FIRST,))
+
+
+@pytest.mark.parametrize("sealed", [False, True], ids=["no checksum", "with a checksum"])
+def test_a_table_of_an_older_version_is_told_apart_from_a_damaged_one(sealed: bool, tmp_path: Path) -> None:
+    """As they were before tables had a format: without it, and their lines without fields that came later."""
+    path = RUN.save(tmp_path)
+    table = strict(path)
+    del table["format_version"], table["checksum"], table["holdout"], table["clients"][0]["share"]
+    path.write_text(json.dumps(table | {"checksum": checksum(table)} if sealed else table))
+    with pytest.raises(OldFormatError, match=r"seeger\.json was written by an older version .*certify the run again"):
+        tables_of(tmp_path)
+    replace(RUN, bound="catoni").save(tmp_path)
+    told: list[str] = []
+    assert [one.bound for one in tables_of(tmp_path, told.append)] == ["catoni"]
+    assert len(told) == 1 and "seeger.json was written by an older version" in told[0]
+
+
+def test_a_table_of_a_later_version_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    path = RUN.save(tmp_path)
+    path.write_text(json.dumps(changed(format_version=2)))
+    with pytest.raises(DataError, match=r"seeger\.json has format 2, .* up to 1 .*update pacbayes_fl"):
+        tables_of(tmp_path)
+    edited = strict(RUN.save(tmp_path))
+    path.write_text(json.dumps(edited | {"format_version": 2}))  # a slip and no later version: the checksum says so
+    with pytest.raises(DataError, match="checksum"):
+        tables_of(tmp_path)
 
 
 EDITS: Mapping[str, Callable[[dict[str, Any]], object]] = MappingProxyType(
