@@ -5,7 +5,8 @@
 # make quick   one law of every method and the oracles, in under a minute
 # make lint    ruff: rules and format
 # make types   mypy, strict
-# make docs    the documentation site, in build/docs; every warning and every link that leads nowhere is an error
+# make docs    the documentation site, in build/docs; every warning and every link that leads nowhere is an error, and
+#              so is, where Chromium is installed, a page that cannot be read
 # make lock    write what .venv and .venv-flower hold to constraints.txt and constraints-flower.txt
 # make clean   remove .venv, .venv-flower and caches
 #
@@ -86,6 +87,7 @@ types: $(DEV)
 docs: $(DOCS)
 	$(BIN)/python -m sphinx -b html -W --keep-going -n -q docs build/docs
 	$(BIN)/python -m docs.links build/docs
+	$(BIN)/python -m pytest -n 0 tests/pages/test_site.py
 	@echo "build/docs/index.html"
 
 # The local part of a version ("+cpu") names a build that other machines cannot install; a pin serves every build.

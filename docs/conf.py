@@ -23,13 +23,14 @@ extensions = [
     "myst_nb",  # Markdown pages, and tutorials that the build runs
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",  # docstrings in Google's style
-    "docs.extension",  # formulas as MathML
+    "docs.extension",  # formulas as MathML, generated pages, sizes of images
 ]
-exclude_patterns = ["pages", "_static", "algorithms", "papers.md", "**.ipynb_checkpoints"]
+exclude_patterns = ["pages", "_static", "_templates", "algorithms", "papers.md", "**.ipynb_checkpoints"]
 
 html_theme = "furo"
 html_title = "pacbayes_fl"
 html_static_path = ["_static"]
+templates_path = ["_templates"]
 html_css_files = ["site.css"]
 html_math_renderer = "mathml"
 html_show_sphinx = False

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from docs import docstrings, mathml, pages
+from docs import docstrings, images, mathml, pages
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -25,6 +25,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("builder-inited", _write)
     app.connect("autodoc-process-docstring", docstrings.process, priority=400)  # before napoleon's
     app.connect("autodoc-skip-member", _skip)
+    app.connect("html-page-context", _size_images)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
 
 
@@ -36,6 +37,13 @@ def _write(app: Sphinx) -> None:
         if not file.is_file() or file.read_text(encoding="utf-8") != text:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
+
+
+def _size_images(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
+    """Keep the room of images that have not come yet."""
+    if "body" in context:
+        files = {name: Path(app.srcdir) / path for path, name in app.builder.images.items()}
+        context["body"] = images.with_sizes(context["body"], files)
 
 
 def _skip(app: object, what: str, name: str, of: Any, skip: bool, options: object) -> bool | None:
