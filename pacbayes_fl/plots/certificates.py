@@ -25,6 +25,7 @@ _WIDTH: Final = 4.4  # of a panel, in inches
 _LETTERS: Final = 56  # that fit its width
 _TALLEST: Final = 12.0  # all rows together, in inches
 _ROW: Final = 0.2  # one of a few, in inches
+_NAME: Final = 28  # letters of a client's name
 _NAMED: Final = 120  # more names than this cannot be read
 
 
@@ -119,6 +120,8 @@ def _rows(axis: Axes, table: CertifiedRun, clients: Sequence[CertifiedClient], g
 def _names(axis: Axes, clients: Sequence[CertifiedClient], pitch: float) -> None:
     if len(clients) > _NAMED:
         axis.set_yticks([])
-        axis.set_ylabel("clients by their bound")
+        rows = sorted(client.rows for client in clients)
+        axis.set_ylabel(f"clients by their bound (n = {rows[0]} to {rows[-1]})")
         return
-    axis.set_yticks(range(len(clients)), [client.name for client in clients], fontsize=min(8.0, 0.75 * 72 * pitch))
+    names = [f"{shortened(client.name, _NAME)} (n = {client.rows})" for client in clients]
+    axis.set_yticks(range(len(clients)), names, fontsize=min(8.0, 0.75 * 72 * pitch))

@@ -21,6 +21,7 @@ from pacbayes_fl.plots.style import (
     joint_title,
     metric_label,
     panels,
+    seed_count,
 )
 from pacbayes_fl.results.comparison import direction
 from pacbayes_fl.results.metrics import box_columns, headline_column
@@ -84,7 +85,7 @@ def box_plots(results: Sequence[Result], metrics: Sequence[str] | None = None) -
                 axis.set(ylim=(low, high), ylabel=_with_direction(metric, results[0]))
         for top, bottom, group in zip(axes[0], axes[-1], groups, strict=True):
             n_clients = max(sum(row.group == group for row in result.clients) for result in results)
-            top.set_title(f"{group} clients ({n_clients})")
+            top.set_title(f"{group} clients ({n_clients}), {seed_count(results)}")
             bottom.set_xlabel("method")
     return figure
 

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pacbayes_fl.plots.style import CYCLE, MODEL_LINES, NothingToDrawError, by_run, joint_title, panels
+from pacbayes_fl.plots.style import (
+    CYCLE,
+    INK,
+    MODEL_LINES,
+    NothingToDrawError,
+    by_run,
+    joint_title,
+    panels,
+    seed_count,
+)
 from pacbayes_fl.results.metrics import MODELS, headline
 from pacbayes_fl.results.records import Result
 
@@ -34,6 +43,8 @@ def convergence_curves(results: Sequence[Result]) -> Figure:
         NothingToDrawError: when no round of any run recorded an accuracy.
         PacBayesFLError: when matplotlib is not installed.
     """
+    from matplotlib.lines import Line2D
+
     runs, score = by_run(results), headline("classification").name
     lines = {(name, model): _shared(seeds, f"{model}.{score}") for name, seeds in runs.items() for model in MODELS}
     lines = {key: points for key, points in lines.items() if points}
@@ -51,8 +62,14 @@ def convergence_curves(results: Sequence[Result]) -> Figure:
             axis.plot(rounds, values.mean(1), MODEL_LINES[model], color=colours[name], marker=dots, label=text)
             if values.shape[1] > 1:
                 axis.fill_between(rounds, values.min(1), values.max(1), color=colours[name], alpha=0.18, linewidth=0)
+        seeds, banded = seed_count(results), any(len(one) > 1 for points in lines.values() for one in points.values())
+        axis.set_title(f"mean over {seeds}, band from lowest to highest" if banded else seeds)
         axis.set(xlabel="round", ylabel="test accuracy")
-        figure.legend(loc="outside right center")
+        keys = [Line2D([], [], color=colour, label=name) for name, colour in colours.items()]
+        for model in dict.fromkeys(model for _, model in lines):
+            keys.append(Line2D([], [], color=INK, label=MODELS[model]))
+            keys[-1].set(linestyle=MODEL_LINES[model])
+        figure.legend(handles=keys, loc="outside right center")
     return figure
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pacbayes_fl.plots.style import CYCLE, INK, NothingToDrawError, joint_title, metric_label, panels
+from pacbayes_fl.plots.style import CYCLE, INK, NothingToDrawError, joint_title, metric_label, panels, seed_count
 from pacbayes_fl.results.comparison import Cell, direction, table
 from pacbayes_fl.results.metrics import comparison_columns
 from pacbayes_fl.results.records import GROUPS, Result
@@ -53,7 +53,7 @@ def interval_plot(results: Sequence[Result], metrics: Sequence[str] | None = Non
                 text = f"; {better} is better" if better else ""
                 axis.set(xlabel=f"{metric_label(metric, results[0])}{text}", ylabel="method")
         for top, group in zip(axes[0], groups, strict=True):
-            top.set_title(f"{group} clients, mean with 95 % interval")
+            top.set_title(f"{group} clients, {seed_count(results)}: mean with 95 % interval")
     return figure
 
 

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
+from textwrap import fill
 from typing import TYPE_CHECKING, Final, Literal
 
 from pacbayes_fl.errors import StudyError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
+    from matplotlib.text import Text
 
 _LETTERS: Final = 7.0  # points, of all texts
 _NARROW: Final = 1.0  # inches, below which nothing can be read
 _SMALL: Final = (0.8, 0.6)  # of lines and of markers, beside those of a screen
 _SQUEEZE: Final = 0.6  # power of the width by which heights shrink: narrow panels stay tall enough to be read
-_PANEL, _KEY = 2.0, 1.6  # inches that a panel and an entry of a legend need
+_PANEL, _INNER = 2.0, 1.0  # inches that a panel needs, with a label of its own axis and without
+_GAP: Final = 4.0  # pixels between the labels of two ticks
+_WRAPPED: Final = 12  # letters that a line keeps
+_BESIDE: Final = 1.15  # of the width of a panel, that a text above or below it may have
+_BELOW, _SIDE = 0.1, 0.35  # of the figure: where a legend below it begins, and the width that one beside it may have
+_ROW: Final = 0.3  # inches of a legend for which figures have room
 
 
 @dataclass(frozen=True)
@@ -48,13 +58,13 @@ class Look:
 
         if self.width is not None:
             _fit(figure, self.width)
-        if self.style == "screen":
-            return
-        figure.suptitle("")
-        for text in figure.findobj(Text):
-            text.set_fontsize(_LETTERS)
-        for line in figure.findobj(Line2D):
-            line.set(linewidth=_SMALL[0] * line.get_linewidth(), markersize=_SMALL[1] * line.get_markersize())
+        if self.style == "paper":
+            figure.suptitle("")
+            for text in figure.findobj(Text):
+                text.set_fontsize(_LETTERS)
+            for line in figure.findobj(Line2D):
+                line.set(linewidth=_SMALL[0] * line.get_linewidth(), markersize=_SMALL[1] * line.get_markersize())
+        _make_room(figure)
 
 
 def _fit(figure: Figure, width: float) -> None:
@@ -64,7 +74,8 @@ def _fit(figure: Figure, width: float) -> None:
     wide, high = figure.get_size_inches()
     placed = [(axis, spec) for axis in figure.axes if (spec := axis.get_subplotspec()) is not None]
     rows, columns = placed[0][1].get_gridspec().get_geometry()
-    fit = min(columns, max(1, int(width / _PANEL)))
+    need = _PANEL if all(axis.get_ylabel() for axis, _ in placed) else _INNER
+    fit = min(columns, max(1, int(width / need)))
     places = {}
     for axis, spec in placed:
         block, column = divmod(spec.colspan.start, fit)
@@ -72,16 +83,73 @@ def _fit(figure: Figure, width: float) -> None:
     deep = 1 + max(row for row, _ in places.values())
     if fit < columns:
         grid = GridSpec(deep, fit, figure=figure)
-        for axis, (row, column) in places.items():
+        first = {spec.rowspan.start: axis for axis, spec in placed if spec.colspan.start == 0}
+        for axis, spec in placed:
+            row, column = places[axis]
             axis.set_subplotspec(grid[row, column])
+            if column == 0 and not axis.get_ylabel():  # it stood inside, and the labels of its axis left of it
+                axis.set_ylabel(first[spec.rowspan.start].get_ylabel())
+                axis.tick_params(labelleft=True)
     panel = min(1.0, width / fit * columns / wide) ** _SQUEEZE * high / rows
     figure.set_size_inches(width, panel * (deep if fit < columns else rows))
+
+
+def _make_room(figure: Figure) -> None:
+    """Keep texts from one another and inside the figure, as far as lines can be broken and ticks left out."""
+    figure.draw_without_rendering()
     for legend in list(figure.legends):
-        texts = [text.get_text() for text in legend.get_texts()]
-        handles = [one for one in legend.legend_handles if one is not None]
-        legend.remove()
-        columns = min(len(texts), max(1, int(width / _KEY)))
-        figure.legend(handles, texts, loc="outside lower center", ncols=columns)
+        _place(figure, legend)
+    figure.draw_without_rendering()
+    for axis in figure.axes:
+        _break(axis.yaxis.label, axis.yaxis.label.get_window_extent().height, axis.get_window_extent().height)
+    figure.draw_without_rendering()
+    for axis in figure.axes:
+        box = axis.get_window_extent()
+        middle = (box.x0 + box.x1) / 2
+        room = min(_BESIDE * box.width, 2 * min(middle, figure.bbox.width - middle))
+        for text in (axis.xaxis.label, axis.title):
+            _break(text, text.get_window_extent().width, room)
+        _thin(axis)
+
+
+def _place(figure: Figure, legend: Legend) -> None:
+    """Put a legend that is wider than its figure below the panels, in fewer columns and on room of its own."""
+    texts = [text.get_text() for text in legend.get_texts()]
+    handles = [one for one in legend.legend_handles if one is not None]
+    sizes = [text.get_fontsize() for text in legend.get_texts()]
+    room, box = figure.bbox.width, legend.get_window_extent()
+    if box.width > (room if box.y0 < _BELOW * figure.bbox.height else _SIDE * room):
+        for columns in range(len(texts), 0, -1):
+            legend.remove()
+            legend = figure.legend(handles, texts, loc="outside lower center", ncols=columns, fontsize=sizes[0])
+            figure.draw_without_rendering()
+            if legend.get_window_extent().width <= room:
+                break
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + max(0.0, legend.get_window_extent().height / figure.dpi - _ROW))
+
+
+def _break(text: Text, length: float, room: float) -> None:
+    """Break the lines of a text that is longer than its room."""
+    lines = text.get_text().splitlines()
+    if lines and length > room:
+        columns = max(_WRAPPED, int(max(map(len, lines)) * room / length))
+        text.set_text("\n".join(fill(line, columns) for line in lines))
+
+
+def _thin(axis: Axes) -> None:
+    """Take away ticks of numbers, or turn those of names, where they lie over one another."""
+    from matplotlib.ticker import MaxNLocator
+
+    low, high = sorted(axis.get_xlim())
+    ticks = [text for text in axis.get_xticklabels() if text.get_text() and low <= text.get_position()[0] <= high]
+    boxes = [text.get_window_extent() for text in ticks]
+    if not any(one.padded(_GAP).overlaps(other) for one, other in pairwise(boxes)):
+        return
+    if isinstance(axis.xaxis.get_major_locator(), MaxNLocator):
+        axis.locator_params(axis="x", nbins=max(2, len(ticks) // 2))
+    else:
+        axis.tick_params(axis="x", labelrotation=90)
 
 
 SCREEN: Final = Look()

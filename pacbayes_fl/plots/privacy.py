@@ -21,6 +21,7 @@ from pacbayes_fl.plots.style import (
     joint_title,
     metric_label,
     panels,
+    seed_count,
 )
 from pacbayes_fl.results.bootstrap import nested_bootstrap
 from pacbayes_fl.results.metrics import headline_column
@@ -70,6 +71,8 @@ def privacy_utility(results: Sequence[Result], metric: str | None = None) -> Fig
         NothingToDrawError: when no private run has a client with the metric.
         PacBayesFLError: when matplotlib is not installed.
     """
+    from matplotlib.lines import Line2D
+
     private = [result for result in results if _about(result) and 0.0 < _spent(result) < math.inf]
     plain = [result for result in results if not _about(result)]
     chosen = metric or headline_column(private[0].task if private else "regression")
@@ -86,11 +89,24 @@ def privacy_utility(results: Sequence[Result], metric: str | None = None) -> Fig
             for colour, (name, runs) in zip(_LEVELS * len(levels), levels.items(), strict=False):
                 _level(axis, [values for run in runs if (values := _finite(run, group, chosen))], name, colour)
             axis.set(xscale="log", xlabel=_axis_label(private, at))
-            axis.set(title=f"{group} clients, mean with 95 % interval", ylabel=metric_label(chosen, private[0]))
+            axis.set(ylabel=metric_label(chosen, private[0]))
+            axis.set_title(f"{group} clients, {seed_count([*private, *plain])}: mean with 95 % interval")
+            _tick(axis)
         marks = [zip(*reversed(axis.get_legend_handles_labels()), strict=True) for axis in axes[0]]
         legend = {label: mark for pairs in marks for label, mark in pairs}
+        if not levels:  # a figure without it cannot show what privacy costs
+            legend["no run without privacy was given"] = Line2D([], [], linestyle="none")
         figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=2)
     return figure
+
+
+def _tick(axis: Axes) -> None:
+    """Label the axis by numbers that can be read beside one another: 0.5, 1, 2, 5."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.xaxis.set_minor_locator(NullLocator())
 
 
 def _axis_label(private: Sequence[Result], at: str) -> str:

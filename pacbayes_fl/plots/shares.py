@@ -47,7 +47,7 @@ def pit_histograms(result: Result) -> Figure:
             axis.axhline(one.expected, color=FAINT, linestyle="--", linewidth=1.0)
             axis.set(xlabel="predictive probability F(y)", ylabel="share of test rows", xlim=(0, 1))
             axis.set_title(f"{group} clients, {one.rows[0]} rows")
-        axes[0, 0].legend(loc="upper center", fontsize=6)
+        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center")
     return figure
 
 
@@ -79,7 +79,7 @@ def coverage(result: Result) -> Figure:
                 axis.set(xlabel=label, ylabel="share of rows in 95 % intervals")
         for axis, group in zip(axes[0], groups, strict=True):
             axis.set_title(f"{group} clients")
-        axes[0, 0].legend(loc="lower left", fontsize=6)
+        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pacbayes_fl.plots.style import CYCLE, MODEL_LINES, NothingToDrawError, joint_title, panels, run_names
+from pacbayes_fl.plots.style import CYCLE, MODEL_LINES, NothingToDrawError, joint_title, panels, run_names, seed_count
 from pacbayes_fl.results.metrics import MODELS, headline
 from pacbayes_fl.results.records import Result
 
@@ -68,6 +68,8 @@ def sparsity_curve(results: Sequence[Result], group: str = "existing") -> Figure
             mean, low, high = (np.array([of(by_share[kept]) for kept in shares]) for of in (np.mean, np.min, np.max))
             bars, colour, text = np.stack([mean - low, high - mean]), colours[name], f"{name}, {MODELS[model]}"
             axis.errorbar(shares, mean, bars, fmt=f"o{MODEL_LINES[model]}", capsize=3, color=colour, label=text)
-        axis.set(xlabel="share of weights kept", ylabel="test accuracy", title=f"{group} clients")
+        axis.set(
+            xlabel="share of weights kept", ylabel="test accuracy", title=f"{group} clients, {seed_count(results)}"
+        )
         axis.legend()
     return figure

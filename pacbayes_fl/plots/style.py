@@ -16,7 +16,7 @@ from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.names import to_drawing
 from pacbayes_fl.results.metrics import MODELS, PARTS, Metric, is_raw, metric_of
 from pacbayes_fl.results.recorded import RECORDED, with_unit
-from pacbayes_fl.results.records import Result
+from pacbayes_fl.results.records import SIMULATED_EPSILON, Result
 
 if TYPE_CHECKING:
     import numpy as np
@@ -188,6 +188,31 @@ def by_run(results: Sequence[Result], separator: str = ", ") -> dict[str, list[R
         own = f"{name}{separator}{share:.3g} kept" if len(kept[name]) > 1 and share is not None else name
         runs.setdefault(own, []).append(result)
     return runs
+
+
+def seed_count(results: Sequence[Result]) -> str:
+    """Count the seeds of several runs: "1 seed", "5 seeds", or "2 to 5 seeds" where runs have different numbers.
+
+    Args:
+        results: finished or living runs; values that a comparison varied make runs of their own.
+
+    Returns:
+        The words.
+    """
+    seeds: dict[str, set[int]] = {}
+    for one in results:
+        private = one.labels.get("privacy") or {}
+        spent = private.get("epsilon", private.get(SIMULATED_EPSILON))
+        about = [
+            private.get("mechanism"),
+            None if spent is None else f"{spent:.3g}",
+            one.labels.get("varied", {}).get("value"),
+        ]
+        setting = [one.method, one.study, one.labels.get("particles"), one.labels.get("kept"), *about]
+        seeds.setdefault(repr(setting), set()).add(one.seed)
+    counts = sorted({len(one) for one in seeds.values()})
+    number = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+    return f"{number} seed{'s' * (counts[-1] > 1)}"
 
 
 def joint_title(results: Sequence[Result]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.plots.style import CYCLE, NothingToDrawError, joint_title, metric_label, panels
+from pacbayes_fl.plots.style import CYCLE, NothingToDrawError, joint_title, metric_label, panels, seed_count
 from pacbayes_fl.results.bootstrap import nested_bootstrap
 from pacbayes_fl.results.metrics import headline_column
 from pacbayes_fl.results.records import Result
@@ -68,7 +68,7 @@ def sweep_curve(results: Sequence[Result], metric: str | None = None, group: str
             axis.set_xscale("log")
             axis.minorticks_off()
         axis.set(xlabel=keys[0].rpartition(".")[2].replace("_", " "), ylabel=metric_label(chosen, drawn[0]))
-        axis.set(title=f"{group} clients, mean with 95 % interval")
+        axis.set(title=f"{group} clients, {seed_count(drawn)}: mean with 95 % interval")
         axis.set_xticks([place[value] for value in values], [str(value) for value in values])
         axis.legend()
     return figure

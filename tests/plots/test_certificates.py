@@ -75,7 +75,10 @@ def joins(axis: Axes) -> LineCollection:
 
 
 def names(axis: Axes) -> list[str]:
-    return [text.get_text() for text in axis.get_yticklabels()]
+    """Return the clients' names, each of which has its number of rows beside it."""
+    texts = [text.get_text() for text in axis.get_yticklabels()]
+    assert all(text.endswith(" (n = 40)") for text in texts)
+    return [text.removesuffix(" (n = 40)") for text in texts]
 
 
 def labels(axis: Axes) -> set[str]:

@@ -36,7 +36,12 @@ def ticks(axis: Axes) -> list[str]:
 def test_each_method_has_a_box_over_its_clients_and_seeds(made: Maker) -> None:
     results = [made(method, seed) for method in ("pac_pfl", "fedavg") for seed in (1, 2)]
     figure = box_plots(results)
-    assert [axis.get_title() for axis in figure.axes] == ["existing clients (12)", "new clients (6)", "", ""]
+    assert [axis.get_title() for axis in figure.axes] == [
+        "existing clients (12), 2 seeds",
+        "new clients (6), 2 seeds",
+        "",
+        "",
+    ]
     assert [axis.get_ylabel().split("\n")[0] for axis in figure.axes] == ["RSMSE"] * 2 + ["calibration error"] * 2
     panels = [(metric, group) for metric in ("rsmse", "ce") for group in ("existing", "new")]
     for axis, (metric, group) in zip(figure.axes, panels, strict=True):

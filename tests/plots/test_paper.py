@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.plots import Look, client_boxes, predictive_bands, save_all
+from pacbayes_fl.plots import (
+    Look,
+    box_plots,
+    client_boxes,
+    convergence_curves,
+    interval_plot,
+    predictive_bands,
+    reliability_diagram,
+    save_all,
+    uncertainty_histograms,
+)
 from pacbayes_fl.results.records import Result
 
 
@@ -52,3 +64,39 @@ def test_panels_that_find_no_room_stand_below_one_another(result: Result) -> Non
 def test_what_is_no_look_is_refused(given: dict[str, object]) -> None:
     with pytest.raises(StudyError, match="must be"):
         Look(**given)  # type: ignore[arg-type]
+
+
+def overlaps(figure: Figure) -> list[str]:
+    """Name what leaves the figure, and texts that lie over one another."""
+    figure.draw_without_rendering()
+    texts = [text for axis in figure.axes for text in (axis.title, axis.xaxis.label, axis.yaxis.label)]
+    texts += [text for legend in figure.legends for text in legend.get_texts()]
+    for axis in figure.axes:
+        for low, high, ticks in (
+            (*axis.get_xlim(), axis.get_xticklabels()),
+            (*axis.get_ylim(), axis.get_yticklabels()),
+        ):
+            which = 0 if ticks == axis.get_xticklabels() else 1
+            texts += [one for one in ticks if min(low, high) <= one.get_position()[which] <= max(low, high)]
+    placed = [(text.get_text(), text.get_window_extent()) for text in texts if text.get_text() and text.get_visible()]
+    found = [text for text, box in placed if box.x0 < -1 or box.x1 > figure.bbox.x1 + 1 or box.y0 < -1]
+    return found + [
+        f"{one} | {other}"
+        for at, (one, box) in enumerate(placed)
+        for other, over in placed[at + 1 :]
+        if box.padded(-1).overlaps(over.padded(-1))
+    ]
+
+
+def test_nothing_lies_over_another_or_is_cut_in_a_column_of_a_journal(classes: Callable[..., Result]) -> None:
+    methods = ("pfedbayes", "fedavg-ft", "fedsi", "pac-pfl-bnn")
+    joint = [classes(method, seed) for method in methods for seed in (1, 2)]
+    joint += [classes("sfedbayes", 1, kept=kept) for kept in (0.25, 0.5, 1.0)]
+    figures = [draw(joint) for draw in (box_plots, convergence_curves, interval_plot)]
+    figures += [draw(joint[0]) for draw in (client_boxes, reliability_diagram, uncertainty_histograms)]
+    for figure in figures:
+        Look("paper", 3.25).apply(figure)
+        assert overlaps(figure) == [] and figure.get_size_inches()[0] == 3.25
+    small = uncertainty_histograms(joint[0])
+    Look("paper", 3.25).apply(small)
+    assert {axis.get_subplotspec().colspan.start for axis in small.axes} == {0, 1, 2}  # type: ignore[union-attr]

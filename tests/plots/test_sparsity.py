@@ -43,7 +43,7 @@ def test_points_are_means_and_bars_reach_from_lowest_to_highest_seed(group: str,
     legend = axis.get_legend()
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == ["pfedbayes, personal model", "pfedbayes, global model"]
-    assert (axis.get_xlabel(), axis.get_title()) == ("share of weights kept", f"{group} clients")
+    assert (axis.get_xlabel(), axis.get_title()) == ("share of weights kept", f"{group} clients, 3 seeds")
     figure.canvas.draw()
 
 
