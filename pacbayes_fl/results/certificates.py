@@ -262,8 +262,9 @@ def load(path: Path | str) -> CertifiedRun:
     hint = "the file was damaged or edited; certify again"
     try:
         table = json.loads(Path(path).read_text("utf-8"))
-        intact = table.pop("checksum", None) == checksum(table)
-        _check_format(path, table, intact)
+        seal = table.pop("checksum", None)
+        intact = seal == checksum(table)
+        _check_format(path, table, intact, seal is not None)
         table.pop("valid", None)  # follows from the reasons
         clients = tuple(_client(line) for line in table.pop("clients"))
         for name in ("low", "high", "delta"):
@@ -279,10 +280,10 @@ def load(path: Path | str) -> CertifiedRun:
     return result
 
 
-def _check_format(path: Path | str, table: JsonTable, intact: bool) -> None:
+def _check_format(path: Path | str, table: JsonTable, intact: bool, sealed: bool) -> None:
     """Take the format out of a table, and refuse any other than the one that this version reads."""
     version = table.pop("format_version", 0)
-    if version < FORMAT_VERSION and (intact or {"bound", "theorem", "clients"} <= table.keys()):
+    if version < FORMAT_VERSION and (intact or (not sealed and {"bound", "theorem", "clients"} <= table.keys())):
         raise OldFormatError(f"{path} was written by an older version of pacbayes_fl", hint="certify the run again")
     if version > FORMAT_VERSION and intact:
         what = f"{path} has format {version}, this pacbayes_fl reads formats up to {FORMAT_VERSION}"

@@ -206,6 +206,9 @@ def test_a_table_of_a_later_version_is_refused_with_both_numbers(tmp_path: Path)
     path.write_text(json.dumps(edited | {"format_version": 2}))  # a slip and no later version: the checksum says so
     with pytest.raises(DataError, match="checksum"):
         tables_of(tmp_path)
+    path.write_text(path.read_text().replace("format_version", "format_versiom"))  # nor an older one
+    with pytest.raises(DataError, match="cannot be read as certificates"):
+        tables_of(tmp_path)
 
 
 EDITS: Mapping[str, Callable[[dict[str, Any]], object]] = MappingProxyType(
