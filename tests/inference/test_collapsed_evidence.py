@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.inference import collapsed_evidence
 from pacbayes_fl.inference.evidence import ParticleScores, particle_scores
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.models.inducing import Inducing
@@ -21,6 +22,7 @@ POWER = torch.tensor([2.0, 0.5, 1.0, 1.3], dtype=torch.float64)
 @pytest.fixture(autouse=True)
 def to_the_last_point(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pivoted, "SLACK", 0.0)
+    monkeypatch.setattr(collapsed_evidence, "_ROWS", 5)  # so that rows come in several turns, the last one shorter
 
 
 def scores(model: FunctionModel, theta: Tensor, batch: ClientBatch, count: int = 4) -> ParticleScores:

@@ -41,7 +41,9 @@ class Collapsed(NamedTuple):
     mean: Tensor
 
 
-def collapse(factor: Tensor, left: Tensor, residual: Tensor, noise: Tensor, mask: Tensor) -> Collapsed:
+def collapse(
+    factor: Tensor, left: Tensor, residual: Tensor, noise: Tensor, mask: Tensor, overwrite: bool = False
+) -> Collapsed:
     """Find the best q(v) and its bound, O(N M^2); differentiable by autograd.
 
     Args:
@@ -50,13 +52,15 @@ def collapse(factor: Tensor, left: Tensor, residual: Tensor, noise: Tensor, mask
         residual: y - m [K, P, N].
         noise: diagonal of D [K, P, N], in squared units of y.
         mask: [K, N] bool; what the others hold at padding does not count, but must be finite.
+        overwrite: whether the factor's memory may be used.
 
     Returns:
         The bound, NaN where a number is not finite.
     """
     real = mask.unsqueeze(1)
     inverse_std = torch.where(real, noise.rsqrt(), 0.0)
-    white, aim = factor * inverse_std.unsqueeze(-2), residual * inverse_std
+    white = (factor.mul_ if overwrite else factor.mul)(inverse_std.unsqueeze(-2))
+    aim = residual * inverse_std
     identity = torch.eye(factor.shape[-2], dtype=factor.dtype, device=factor.device)
     inner, info = torch.linalg.cholesky_ex(identity + white @ white.mT)  # at least I: it needs no jitter
     projected = (white @ aim.unsqueeze(-1)).squeeze(-1)

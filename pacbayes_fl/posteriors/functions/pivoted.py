@@ -51,20 +51,24 @@ class EmbeddedKernel:
 
     def column(self, at: Tensor) -> Tensor:
         """Covariance [K, P, N] of all rows with one of them, which stands at [K, P]."""
-        z, half = self._centred
-        column = (z @ _row(z, at).mT).squeeze(-1)
+        z, half, linear = self._by_feature
+        column = _product(z, at)
         column -= half
         column -= half.gather(-1, at.unsqueeze(-1))
         column.clamp_(max=0.0).exp_()
         if self.outputscale is not None:
             column *= self.outputscale.unsqueeze(-1)
-        return column if self.linear is None else column.add_((self.linear @ _row(self.linear, at).mT).squeeze(-1))
+        return column if linear is None else column.add_(_product(linear, at))
 
     @cached_property
-    def _centred(self) -> tuple[Tensor, Tensor]:
-        """Features [K, P, N, F] less a row's, as an offset would cost digits, and half their squares [K, P, N]."""
-        z = self.embedding - self.embedding[..., :1, :]
-        return z, 0.5 * z.square().sum(-1)
+    def _by_feature(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Features [K, P, F, N] less a row's, as an offset would cost digits, half their squares, linear features.
+
+        Rows are last, so that the products of a column, of which there is one for every point, read memory in order.
+        """
+        z = (self.embedding - self.embedding[..., :1, :]).mT.contiguous()
+        linear = None if self.linear is None else self.linear.mT.contiguous()
+        return z, 0.5 * z.square().sum(-2), linear
 
     def points(self, at: Tensor) -> EmbeddedKernel:
         """The same covariance at those of the rows that stand at [K, P, M]."""
@@ -150,23 +154,24 @@ def choose(kernel: Kernel, noise: Tensor, mask: Tensor, count: int) -> Points:
     """
     real, variance = mask.unsqueeze(1), kernel.variance()
     shape = *variance.shape[:2], min(count, variance.shape[2]), variance.shape[2]
-    left, floor = torch.where(real, variance, 0.0), _EXHAUSTED * variance
-    factor, at = variance.new_zeros(shape), torch.zeros(shape[:3], dtype=torch.long, device=mask.device)
-    used = torch.zeros(shape[:3], dtype=torch.bool, device=mask.device)
+    left, floor, precise = torch.where(real, variance, 0.0), _EXHAUSTED * variance, noise.reciprocal()
+    factor, at = variance.new_empty(shape), torch.zeros(shape[:3], dtype=torch.long, device=mask.device)
+    used, real = torch.zeros(shape[:3], dtype=torch.bool, device=mask.device), real.to(variance)
     for j in range(shape[2]):
-        gain = torch.where(left > floor, left / noise, 0.0)
+        gain = (left - floor).clamp_min_(0.0).mul_(precise)
         live = gain.sum(-1) > 2 * SLACK
         if j and tensors.on_host(gain) and not bool(live.any()):
             return Points(at[..., :j], used[..., :j], factor[..., :j, :], left)
-        row = torch.where(live, gain.argmax(-1), 0)
+        row = torch.where(live, gain.max(-1).indices, 0)
         index, before = row.unsqueeze(-1), factor[..., :j, :]
-        own = before.gather(-1, index.unsqueeze(-2).expand(*before.shape[:3], 1))
-        column = kernel.column(row) - (own.mT @ before).squeeze(-2)
+        column = kernel.column(row)
+        if j:
+            column -= _product(before, row)
         pivot = torch.where(live, left.gather(-1, index).squeeze(-1), torch.inf)
-        column = torch.where(real & live.unsqueeze(-1), column * pivot.rsqrt().unsqueeze(-1), 0.0)
-        left = (left - column.square()).clamp_min_(0.0)
+        column = torch.mul(column.mul_(real), pivot.rsqrt().unsqueeze(-1), out=factor[..., j, :])
+        left.addcmul_(column, column, value=-1.0).clamp_min_(0.0)
         left.scatter_(-1, index, torch.where(live.unsqueeze(-1), 0.0, left.gather(-1, index)))
-        factor[..., j, :], at[..., j], used[..., j] = column, row, live
+        at[..., j], used[..., j] = row, live
     return Points(at, used, factor, left)
 
 
@@ -183,5 +188,7 @@ def rows_at(values: Tensor, at: Tensor) -> Tensor:
     return values.gather(2, at.unsqueeze(-1).expand(*at.shape, values.shape[-1]))
 
 
-def _row(values: Tensor, at: Tensor) -> Tensor:
-    return rows_at(values, at.unsqueeze(-1))
+def _product(values: Tensor, at: Tensor) -> Tensor:
+    """Products [K, P, N] of all columns of values [K, P, F, N] with the one that stands at [K, P]."""
+    own = values.gather(-1, at[..., None, None].expand(*values.shape[:-1], 1))
+    return (own.mT @ values).squeeze(-2)
