@@ -53,6 +53,7 @@ from pacbayes_fl.study.estimators import PFedBayesClassifier as PFedBayesClassif
 from pacbayes_fl.study.file import Study as Study
 from pacbayes_fl.study.forecast import Forecast as Forecast
 from pacbayes_fl.study.forecast import forecast as forecast
+from pacbayes_fl.study.newcomers import forecast_newcomers as forecast_newcomers
 from pacbayes_fl.study.predict import predict as predict
 from pacbayes_fl.study.progress import ProgressBar as ProgressBar
 from pacbayes_fl.study.run import open_run as open_run

@@ -59,6 +59,7 @@ EXAMPLES = (
         "open_run",
         "predict",
         "forecast",
+        "forecast_newcomers",
         "update",
         "score",
         "certify",

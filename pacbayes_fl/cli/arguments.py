@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Protocol
 
 
@@ -65,6 +66,30 @@ def json_option(sub: argparse.ArgumentParser, instead: str, *keys: str) -> None:
     """
     sub.add_argument("--json", action="store_true", help=f"print JSON instead of {instead}: {', '.join(keys)}")
     sub.set_defaults(json_keys=keys)
+
+
+def forecast_options(sub: argparse.ArgumentParser) -> None:
+    """Add what commands have that predict a table: `--quantiles`, `--out` and `--json`.
+
+    Args:
+        sub: the parser of the command.
+    """
+    sub.add_argument(
+        "--quantiles",
+        type=_levels,
+        default=(),
+        metavar="Q,Q,...",
+        help="levels of the quantiles, such as .05,.5,.95; by default lower and upper end of the central 95 %%",
+    )
+    sub.add_argument("--out", type=Path, metavar="FILE", help="write .csv or .parquet instead of printing CSV")
+    json_option(sub, "CSV, by client", "mean", "std", "quantiles", "round", "or label", "probability", "entropy")
+
+
+def _levels(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected levels such as .05,.5,.95, got {text!r}") from None
 
 
 def assignments(options: argparse.Namespace) -> list[str]:

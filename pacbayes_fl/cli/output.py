@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import dataclasses
+import argparse
 import json
 import math
 import statistics
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from pacbayes_fl.cli.layout import fitted, number, room
 from pacbayes_fl.files import JsonMapping
-from pacbayes_fl.names import printable, shortened, to_cell, width
+from pacbayes_fl.names import printable, shortened, width
 from pacbayes_fl.results import comparison
 from pacbayes_fl.results.certificates import CertifiedRun, is_vacuous, rounded_up
 from pacbayes_fl.results.comparison import Cell, Worst, worst
@@ -25,7 +24,7 @@ from pacbayes_fl.results.records import SIMULATED_EPSILON, Result
 from pacbayes_fl.results.rounds import RoundRecord
 
 if TYPE_CHECKING:
-    from pacbayes_fl.study.predict import AnyPrediction
+    from pacbayes_fl.study.forecast import Forecast
 
 _SHOWN = 5  # names in a line
 OnRound = Callable[[RoundRecord], None]
@@ -54,35 +53,35 @@ def print_comparison(results: Sequence[Result]) -> None:
     print_privacy(results)
 
 
-def print_predictions(
-    predictions: Sequence[AnyPrediction], as_json: bool, round: int, classes: Sequence[str] = ()
-) -> None:
-    """Print a row per predicted row: CSV, or JSON by client; blank, or null, where there is no prediction.
+def check_forecast(options: argparse.Namespace) -> None:
+    """Refuse levels and files of a forecast, before a run is opened for it.
 
     Args:
-        predictions: of some clients.
-        as_json: print JSON.
-        round: whose models predict.
-        classes: names of the classes by number; labels are the numbers when empty.
+        options: of `arguments.forecast_options`.
     """
+    from pacbayes_fl.study.forecast import check_out, levels_of
 
-    def values_of(one: AnyPrediction, name: str) -> list[float | str | None]:
-        values = [None if value != value else value for value in getattr(one, name).tolist()]  # NaN is not itself
-        if classes and name == "label":
-            return [None if value is None else classes[int(value)] for value in values]
-        return values
+    levels_of(options.quantiles)
+    if options.out is not None:
+        check_out(options.out)
 
-    fields = [field.name for one in predictions[:1] for field in dataclasses.fields(one) if field.name != "client"]
-    if as_json:
-        rows = {p.client: {**{name: values_of(p, name) for name in fields}, "round": round} for p in predictions}
-        print(json.dumps(rows))
-        return
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(("client", "row", *fields, "round"))
-    for p in predictions:
-        for row, values in enumerate(zip(*(values_of(p, name) for name in fields), strict=True)):
-            cells = ("" if v is None else to_cell(v) if isinstance(v, str) else f"{v:.6g}" for v in values)
-            writer.writerow((to_cell(p.client), row, *cells, round))
+
+def give_forecast(forecast: Forecast, options: argparse.Namespace) -> None:
+    """Print a forecast as CSV or JSON, or write it to a file; blank, or null, where there is no prediction.
+
+    Args:
+        forecast: of a table.
+        options: of `arguments.forecast_options`.
+    """
+    if options.json:
+        print(json.dumps(forecast.by_client()))
+    if options.out is not None:
+        forecast.save(options.out)
+        of = f"{len(forecast.clients)} rows of {len(set(forecast.clients))} clients"
+        say(f"{of} are in {options.out}", file=sys.stderr)
+    elif not options.json:
+        text = forecast.to_csv()  # in which nothing steers the terminal
+        print(text, end="")
 
 
 def print_table(result: Result) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 
-from pacbayes_fl.cli.arguments import AddCommand, json_option
-from pacbayes_fl.cli.output import say
+from pacbayes_fl.cli.arguments import AddCommand, forecast_options
+from pacbayes_fl.cli.output import check_forecast, give_forecast
 
 
 def arguments(command: AddCommand) -> None:
@@ -46,22 +44,7 @@ def arguments(command: AddCommand) -> None:
         help="rows with targets that came after the training, for this call alone (`update` keeps them); what a client "
         "has learned from counts once",
     )
-    sub.add_argument(
-        "--quantiles",
-        type=_levels,
-        default=(),
-        metavar="Q,Q,...",
-        help="levels of the quantiles, such as .05,.5,.95; by default lower and upper end of the central 95 %%",
-    )
-    sub.add_argument("--out", type=Path, metavar="FILE", help="write .csv or .parquet instead of printing CSV")
-    json_option(sub, "CSV, by client", "mean", "std", "quantiles", "round", "or label", "probability", "entropy")
-
-
-def _levels(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected levels such as .05,.5,.95, got {text!r}") from None
+    forecast_options(sub)
 
 
 def act(options: argparse.Namespace) -> None:
@@ -70,21 +53,11 @@ def act(options: argparse.Namespace) -> None:
     Args:
         options: as parsed.
     """
-    from pacbayes_fl.study.forecast import check_out, forecast, levels_of
+    from pacbayes_fl.study.forecast import forecast
     from pacbayes_fl.study.later import named
     from pacbayes_fl.study.run import open_run
 
-    levels_of(options.quantiles)  # before a run is opened
-    if options.out is not None:
-        check_out(options.out)
+    check_forecast(options)
     trained = open_run(options.run)
     clients = named(trained, options.client)
-    result = forecast(trained, options.data, clients, options.quantiles, options.later)
-    if options.json:
-        print(json.dumps(result.by_client()))
-    if options.out is not None:
-        result.save(options.out)
-        say(f"{len(result.clients)} rows of {len(set(result.clients))} clients are in {options.out}", file=sys.stderr)
-    elif not options.json:
-        text = result.to_csv()  # in which nothing steers the terminal
-        print(text, end="")
+    give_forecast(forecast(trained, options.data, clients, options.quantiles, options.later), options)

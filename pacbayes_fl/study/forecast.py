@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -105,7 +106,9 @@ class Forecast:
         """The predicted columns as plain values, with names of classes where they have some."""
         every: dict[str, list[object]] = {name: values.tolist() for name, values in self.predicted.items()}
         if self.classes:
-            every["label"] = [self.classes[number] for number in self.predicted["label"].tolist()]
+            every["label"] = [
+                None if number != number else self.classes[int(number)] for number in self.predicted["label"].tolist()
+            ]
         return every
 
     def to_csv(self) -> str:
@@ -226,9 +229,7 @@ def forecast(
     """
     trained = updated(trained)
     known, levels = served(trained), levels_of(quantiles)
-    classes = known.schema.provenance.get("class_names", ())
-    labels = (*_CLASSES, *(f"probability_{name}" for name in classes))
-    names = ("mean", "std", *levels) if known.schema.classes is None else labels
+    names, classes = predicted_columns(known, levels)
     asked = _read(trained, known, path, clients, later)
     rows = asked.rows(clients)
     predicted = {name: torch.full((len(asked.owners),), torch.nan, dtype=torch.float64) for name in names}
@@ -247,6 +248,22 @@ def forecast(
         predicted = {column: numbers.masked_fill(blank, torch.nan) for column, numbers in predicted.items()}
     columns = {column: [values[row] for row in kept] for column, values in asked.columns.items()}
     return Forecast(columns, owners, predicted, trained.state.round, classes)
+
+
+def predicted_columns(known: Served, levels: Iterable[str]) -> tuple[tuple[str, ...], Sequence[str]]:
+    """Name what a run predicts.
+
+    Args:
+        known: the run.
+        levels: names of the quantiles.
+
+    Returns:
+        Names of the columns; and of the classes, by number, where they have names.
+    """
+    classes = known.schema.provenance.get("class_names", ())
+    if known.schema.classes is None:
+        return ("mean", "std", *levels), ()
+    return (*_CLASSES, *(f"probability_{name}" for name in classes)), classes
 
 
 class _Asked(NamedTuple):
@@ -283,16 +300,11 @@ def _read(
     if schema.feature_shape:
         brought, labels = images_of(known, path, default, labelled=False)
         images, owners = user_images.by_client(brought, labels).clients, list(brought.client)
-        columns: dict[str, list[object]] = {"client": [*owners]}
-        if path.is_dir():
-            columns["file"] = [str(Path(file).relative_to(path)) for file in brought.where]
-        else:
-            counts = {name: iter(range(len(owners))) for name in images}
-            columns["row"] = [next(counts[owner]) for owner in owners]
+        columns = image_columns(path, brought)
         known_ones = taken(trained, path, images, clients)
         blank = {row for row, owner in enumerate(owners) if owner not in known_ones}
         return _Asked(path, columns, owners, {name: x for name, (x, _) in images.items()}, frozenset(blank))
-    read = columns, _ = user_tables.read_columns(path)
+    columns, _ = read = user_tables.read_columns(path)
     past = past_of(known, later, default)
     own = known.study.data, schema
     groups = [*trained.groups.values()]
@@ -318,6 +330,25 @@ def _read(
     return _Asked(path, columns, owners, features, frozenset(blank))
 
 
+def image_columns(path: Path, brought: user_images.Brought) -> dict[str, list[object]]:
+    """Name images in columns.
+
+    Args:
+        path: of the folder, or of the .npz.
+        brought: what was read there.
+
+    Returns:
+        Their clients; and their files, or their numbers among their client's images of the .npz.
+    """
+    columns: dict[str, list[object]] = {"client": [*brought.client]}
+    if path.is_dir():
+        columns["file"] = [str(Path(file).relative_to(path)) for file in brought.where]
+    else:
+        counts = {name: itertools.count() for name in brought.client}
+        columns["row"] = [next(counts[owner]) for owner in brought.client]
+    return columns
+
+
 def _predicted(
     trained: Trained,
     known: Served,
@@ -336,15 +367,26 @@ def _predicted(
             part, state = from_table(known, part, state, later)
         rows = [(asked.features[name], torch.zeros(len(asked.features[name]), dtype=torch.float64)) for name in members]
         batch = ClientBatch.pad(rows, members, dtype=known.raw, classes=known.schema.classes)
-        for index, values in _answers(known, state, part, batch, levels):
+        for index, values in all_answers(known, state, part, batch, levels):
             for i, k in enumerate(index.tolist()):
                 yield members[k], [one[i] for one in values]
 
 
-def _answers(
+def all_answers(
     known: Served, state: FederationState, part: ScaledGroup, asked: ClientBatch, levels: Sequence[float]
 ) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
-    """Predict rows as `predict.answers` does, with the probability of every class where classes have names."""
+    """Predict rows as `predict.answers` does, with the probability of every class where classes have names.
+
+    Args:
+        known: as there.
+        state: as there.
+        part: training rows of the clients.
+        asked: as there.
+        levels: as there.
+
+    Yields:
+        As there; the probabilities [k, M] of the classes come after the entropy.
+    """
     if not known.schema.provenance.get("class_names"):
         yield from answers(known, state, part, asked, levels)
         return

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pacbayes_fl.data import tables
+from pacbayes_fl.data import tables, user_tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling
 from pacbayes_fl.errors import DataError, NumericalError
@@ -133,42 +133,84 @@ def join(trained: Trained | Served, path: Path | str) -> JsonTable:
     Warns:
         UserWarning: of rows that lack a feature.
     """
-    return {one.client: one for one in joined(trained, path)}
-
-
-def joined(trained: Trained | Served, path: Path | str) -> Iterator[AnyPrediction]:
-    """Let clients personalise that never trained, one after another; see `join`.
-
-    Args:
-        trained: as `join`.
-        path: as `join`.
-
-    Yields:
-        The prediction of each client, but for those that are not finite.
-
-    Raises:
-        DataError, NumericalError: as `join`, the latter after the last client.
-    """
     known = trained if isinstance(trained, Served) else served(trained)
     table = read(known, path, need_target=True, default=None, excluded=False)
+    kind = Prediction if known.schema.classes is None else ClassPrediction
+    found: JsonTable = {}
+    refused = []
+    for one in joined(known, table, seen_by(trained), answers, BAND):
+        result = kind(one.client, *one.values)
+        if _first_bad(result, ~one.blank) is None:
+            found[one.client] = _blanked(result, one.blank)
+        else:
+            refused.append(result)
+    _require_finite(refused)
+    return found
+
+
+class Joined(NamedTuple):
+    """What is predicted of a client that never trained.
+
+    Args:
+        client: its name.
+        rows: positions [M] of these rows among its rows of the table.
+        blank: those that lack a feature [M], whose numbers mean nothing.
+        values: as `answers` gives them, [M] each.
+    """
+
+    client: str
+    rows: Tensor
+    blank: Tensor
+    values: tuple[Tensor, ...]
+
+
+Answers = Callable[
+    [Served, FederationState, ScaledGroup, ClientBatch, Sequence[float]], Iterator[tuple[Tensor, tuple[Tensor, ...]]]
+]
+"""What predicts as `answers` does."""
+
+
+def seen_by(trained: Trained | Served) -> Collection[str]:
+    """Give the names of clients that cannot join, as they took part in the training; none where nobody knows."""
+    return () if isinstance(trained, Served) else trained.history.clients
+
+
+def joined(
+    known: Served, table: user_tables.Table, seen: Collection[str], answer: Answers, levels: Sequence[float]
+) -> Iterator[Joined]:
+    """Let clients personalise that never trained, one after another.
+
+    Args:
+        known: the run.
+        table: their rows.
+        seen: names of clients that took part in the training.
+        answer: what predicts.
+        levels: of the quantiles, numbers in (0, 1).
+
+    Yields:
+        Of each client its rows to predict, or, where it has none, those that it learns from. Numbers that are not
+        finite are left to who asks.
+
+    Raises:
+        DataError: as `join`.
+
+    Warns:
+        UserWarning: of rows that lack a feature.
+    """
     whole = user_rows.gap_free(table)
-    seen = () if isinstance(trained, Served) else trained.history.clients
     for name in table.clients:
         if name in seen:
             raise DataError("it took part in the training", client=name, hint="ask for its predictions with predict")
-    refused = []
     for name, (x, y) in table.clients.items():
         ask = y.isnan() if table.split is None else y.isnan() | table.split[name]
         user_rows.say_gaps(table, name, ask)
         own = ~ask & whole[name]
         group, state = newcomer(known, name, x[own], y[own])
         wanted = ask if bool(ask.any()) else own
-        result = _predict(known, state, group, name, x[wanted].where(_like(whole[name][wanted], x), 0.0))
-        if _first_bad(result, whole[name][wanted]) is None:
-            yield _blanked(result, ~whole[name][wanted])
-        else:
-            refused.append(result)
-    _require_finite(refused)
+        filled = x[wanted].where(_like(whole[name][wanted], x), 0.0)
+        asked = pad(known, name, filled, torch.zeros(len(filled), dtype=torch.float64))
+        _, values = next(answer(known, state, group, asked, levels))
+        yield Joined(name, torch.where(wanted)[0], ~whole[name][wanted], tuple(one[0] for one in values))
 
 
 def newcomer(known: Served, name: str, x: Tensor, y: Tensor) -> tuple[ScaledGroup, FederationState]:

@@ -18,7 +18,7 @@ from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.posteriors import private_residuals
-from pacbayes_fl.posteriors.functions.conformal import ConformalPosterior
+from pacbayes_fl.posteriors.functions.conformal import ALPHA, ConformalPosterior
 from pacbayes_fl.posteriors.predictive import Posterior
 from pacbayes_fl.posteriors.residuals import BINS, checked, pooled, recalibrated, shape_of_errors, standard_normal
 from pacbayes_fl.privacy import kinds
@@ -44,6 +44,7 @@ class ErrorShape:
         share: of these in a client's shape, where it has many rows.
         conformal: whether intervals are.
         blocks: of consecutive rows, for these.
+        alpha: share of rows that may fall outside of them.
     """
 
     mixture: bool = False
@@ -51,6 +52,7 @@ class ErrorShape:
     share: float = 0.0
     conformal: bool = False
     blocks: int | None = None
+    alpha: float = ALPHA
 
     @property
     def learned(self) -> bool:
@@ -73,7 +75,7 @@ class ErrorShape:
         if not self.conformal:
             return shown
         others = standard_normal(torch.empty(0)) if self.others is None else self.others
-        return ConformalPosterior(checked(posterior), shown, others, self.blocks)
+        return ConformalPosterior(checked(posterior), shown, others, self.blocks, self.alpha)
 
 
 GAUSSIAN: Final = ErrorShape()

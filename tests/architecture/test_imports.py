@@ -61,6 +61,7 @@ STUDY = (  # the stages of a study, from its file to what is read from its runs
             "study.compare",
             "study.predict",
             "study.forecast",
+            "study.newcomers",
             "study.release",
             "study.describe",
             "study.init",

@@ -29,8 +29,14 @@ def test_join_predicts_the_rows_without_a_target(call: Call, finished: Path, tmp
     code, out, err = call("join", finished, "--data", "new.csv", "--json")
     assert (code, err) == (0, "")
     assert json.loads(out)['a, "b"']["mean"] == pytest.approx(flat["new.mean"][0].tolist(), rel=1e-9, abs=1e-12)
-    lines = list(csv.reader(io.StringIO(call("join", finished, "--data", "new.csv").out)))
-    assert [line[0] for line in lines[1:]] == ['a, "b"'] * 8 and all(len(line) == 7 for line in lines)
+    printed = call("join", finished, "--data", "new.csv", "--quantiles", ".1,.9").out
+    lines = list(csv.reader(io.StringIO(printed)))
+    assert lines[0] == ["client", "x", "y", "mean", "std", "q0.1", "q0.9", "round"]
+    assert [line[0] for line in lines[1:]] == ['a, "b"'] * 8 and all(len(line) == 8 for line in lines)
+    written = call("join", finished, "--data", "new.csv", "--quantiles", ".1,.9", "--out", "out.csv")
+    assert (written.out, written.err) == ("", "8 rows of 1 clients are in out.csv\n")
+    assert (tmp_path / "out.csv").read_text() == printed
+    assert_one_line(call("join", "nowhere", "--data", "new.csv", "--out", "out.xls"), "written to .csv or .parquet")
 
 
 def test_a_client_without_labels_gets_the_prior_and_a_warning(call: Call, finished: Path, tmp_path: Path) -> None:

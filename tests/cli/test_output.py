@@ -1,6 +1,7 @@
 import json
 import math
 import re
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,30 +11,30 @@ from rich.cells import cell_len
 
 from pacbayes_fl.cli import output
 from pacbayes_fl.cli.layout import number
-from pacbayes_fl.cli.output import print_bins, print_cells, print_certificates, print_predictions, print_table, progress
+from pacbayes_fl.cli.output import give_forecast, print_bins, print_cells, print_certificates, print_table, progress
 from pacbayes_fl.names import shortened
 from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun
 from pacbayes_fl.results.comparison import Cell
 from pacbayes_fl.results.records import ClientRow, Result
 from pacbayes_fl.results.rounds import RoundRecord
-from pacbayes_fl.study.predict import ClassPrediction, Prediction
+from pacbayes_fl.study.forecast import Forecast
 from tests.hostile import NAMES
 
 Captured = pytest.CaptureFixture[str]
 
 
-def prediction(client: str) -> Prediction:
-    return Prediction(client, *(torch.tensor([base, base + 0.5]) for base in (1.0, 2.0, 3.0, 4.0)))
-
-
-def test_predictions_are_csv_or_json(capsys: Captured) -> None:
-    print_predictions([prediction("a,b")], as_json=False, round=12)
-    assert capsys.readouterr().out == (
-        'client,row,mean,std,lower,upper,round\n"a,b",0,1,2,3,4,12\n"a,b",1,1.5,2.5,3.5,4.5,12\n'
+def test_predictions_are_csv_or_json_or_a_file(capsys: Captured, tmp_path: Path) -> None:
+    forecast = Forecast(
+        {"client": ["a,b", "a,b"], "hour": [6, 7]}, ["a,b", "a,b"], {"mean": torch.tensor([1.5, math.nan])}, 12
     )
-    print_predictions([prediction("c")], as_json=True, round=12)
-    expected = {"mean": [1.0, 1.5], "std": [2.0, 2.5], "lower": [3.0, 3.5], "upper": [4.0, 4.5]}
-    assert json.loads(capsys.readouterr().out) == {"c": {**expected, "round": 12}}
+    lines = 'client,hour,mean,round\n"a,b",6,1.5,12\n"a,b",7,,12\n'
+    give_forecast(forecast, Namespace(json=False, out=None))
+    assert capsys.readouterr() == (lines, "")
+    give_forecast(forecast, Namespace(json=True, out=tmp_path / "f.csv"))
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {"a,b": {"mean": [1.5, None], "round": 12}}
+    assert captured.err == f"2 rows of 1 clients are in {tmp_path / 'f.csv'}\n"
+    assert (tmp_path / "f.csv").read_text() == lines
 
 
 def test_a_table_shows_mean_interval_median_and_the_worst_client(capsys: Captured) -> None:
@@ -81,15 +82,6 @@ def test_away_from_a_terminal_progress_is_a_line_now_and_then(capsys: Captured) 
     with progress("work", 20, quiet=True) as told:
         told(RoundRecord(20, 2))
     assert capsys.readouterr() == ("", "")
-
-
-def test_labels_are_printed_with_probability_and_entropy(capsys: Captured) -> None:
-    one = ClassPrediction("c", torch.tensor([7, 2]), torch.tensor([0.5, 1.0]), torch.tensor([1.25, 0.0]))
-    print_predictions([one], as_json=False, round=12)
-    assert capsys.readouterr().out == "client,row,label,probability,entropy,round\nc,0,7,0.5,1.25,12\nc,1,2,1,0,12\n"
-    print_predictions([one], as_json=True, round=12)
-    expected = {"label": [7, 2], "probability": [0.5, 1.0], "entropy": [1.25, 0.0]}
-    assert json.loads(capsys.readouterr().out) == {"c": {**expected, "round": 12}}
 
 
 def test_a_table_of_classifiers_says_what_other_rules_would_choose(capsys: Captured) -> None:

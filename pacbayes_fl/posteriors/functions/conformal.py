@@ -28,29 +28,28 @@ from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.posteriors.residuals import LeaveOneOut, RecalibratedPosterior, quantile_of_size
 
 ALPHA = 0.05
-"""Share of rows that may fall outside of an interval."""
-
-LEVELS = (ALPHA / 2, 1 - ALPHA / 2)
-"""Levels of the predictive quantiles that an interval stands in for."""
+"""Share of rows that may fall outside of an interval, where nothing else is said."""
 
 _AT_ONCE = 64  # rows to predict: each takes as many numbers as the client has rows, under every particle
 
 
 @dataclass(frozen=True, eq=False)
 class Banded(NormalMixture):
-    """A mixture with an interval of other origin, which stands at `LEVELS` in place of its own quantiles.
+    """A mixture with an interval of other origin, which stands for its quantiles at alpha / 2 and 1 - alpha / 2.
 
     Args:
         log_weights: as of the mixture [K, P].
         means: as of the mixture [K, P, N].
         variances: as of the mixture [K, P, N].
         band: lower and upper end of the interval [2, K, N], in units of y.
+        alpha: share of rows that may fall outside.
     """
 
     band: Tensor
+    alpha: float = ALPHA
 
     def quantile(self, level: Tensor) -> Tensor:
-        """Give quantiles of the mixture, but the ends of the interval at `LEVELS`.
+        """Give quantiles of the mixture, but the ends of the interval at its own levels.
 
         Args:
             level: [L], strictly between 0 and 1.
@@ -59,7 +58,7 @@ class Banded(NormalMixture):
             [L, K, N], in units of y.
         """
         result = NormalMixture(self.log_weights, self.means, self.variances).quantile(level)
-        for end, at in zip(self.band, LEVELS, strict=True):
+        for end, at in zip(self.band, (self.alpha / 2, 1 - self.alpha / 2), strict=True):
             here = ((level - at).abs() < 1e-6).view(-1, 1, 1)
             result = torch.where(here, end, result)
         return result
@@ -76,7 +75,7 @@ class Banded(NormalMixture):
         """
         known = NormalMixture(self.log_weights, self.means, self.variances).rescale(loc, scale)
         band = loc.view(-1, 1) + scale.view(-1, 1) * self.band
-        return Banded(known.log_weights, known.means, known.variances, band)
+        return Banded(known.log_weights, known.means, known.variances, band, self.alpha)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,12 +87,14 @@ class ConformalPosterior:
         shown: posterior that all else of a prediction is of.
         others: histogram of the federation's residuals [BINS], for clients with too few rows of their own.
         blocks: number of runs of consecutive rows that are left out together; single rows when None.
+        alpha: share of rows that may fall outside.
     """
 
     inner: LeaveOneOut
     shown: LeaveOneOut | RecalibratedPosterior
     others: Tensor
     blocks: int | None
+    alpha: float = ALPHA
 
     def predict(self, x: Tensor) -> Banded:
         """Predictive mixture of new targets, with its interval.
@@ -105,12 +106,12 @@ class ConformalPosterior:
             [K, P, M], in units of y.
         """
         shown, known = self.shown.predict(x), self.inner.predict(x)
-        half = quantile_of_size(self.others, 1 - ALPHA).to(known.means) * known.variance.sqrt()
+        half = quantile_of_size(self.others, 1 - self.alpha).to(known.means) * known.variance.sqrt()
         band = torch.stack((known.mean - half, known.mean + half))
-        own = _jackknife_plus(self.inner, x, self.blocks)
+        own = _jackknife_plus(self.inner, x, self.blocks, self.alpha)
         if own is not None:
             band = torch.where(own.isinf().any(0), band, own)
-        return Banded(shown.log_weights, shown.means, shown.variances, band)
+        return Banded(shown.log_weights, shown.means, shown.variances, band, self.alpha)
 
 
 class _Left(NamedTuple):
@@ -204,16 +205,20 @@ def left_out(posterior: GPPosterior | InducingPosterior, blocks: int | None) -> 
     return _Left(at, mask, cholesky, residual, unexplained, log_weights.exp())
 
 
-def _jackknife_plus(posterior: object, x: Tensor, blocks: int | None) -> Tensor | None:
+def _jackknife_plus(posterior: object, x: Tensor, blocks: int | None, alpha: float) -> Tensor | None:
     """Ends [2, K, M] at inputs x [K, M, d] of posteriors of clients' own rows; None of others and without rows."""
     if isinstance(posterior, MixedPosterior):
-        each = [jackknife_plus(one, x[at], blocks) for one, at in zip(posterior.parts, posterior.at, strict=True)]
+        each = [
+            jackknife_plus(one, x[at], blocks, alpha) for one, at in zip(posterior.parts, posterior.at, strict=True)
+        ]
         return torch.cat(each, 1)[:, posterior.order.to(x.device)]
     known = isinstance(posterior, GPPosterior | InducingPosterior) and bool(posterior.mask.shape[1])
-    return jackknife_plus(posterior, x, blocks) if known else None  # type: ignore[arg-type]
+    return jackknife_plus(posterior, x, blocks, alpha) if known else None  # type: ignore[arg-type]
 
 
-def jackknife_plus(posterior: GPPosterior | InducingPosterior, x: Tensor, blocks: int | None = None) -> Tensor:
+def jackknife_plus(
+    posterior: GPPosterior | InducingPosterior, x: Tensor, blocks: int | None = None, alpha: float = ALPHA
+) -> Tensor:
     """Jackknife+ interval with scores R_i = |y_i - mu_-i(x_i)| / s_-i(x_i), or CV+ with blocks.
 
     from the floor(alpha (m + 1))-th smallest of mu_-i(x*) - R_i s_-i(x*)
@@ -225,16 +230,18 @@ def jackknife_plus(posterior: GPPosterior | InducingPosterior, x: Tensor, blocks
         posterior: of K clients.
         x: new inputs [K, M, d].
         blocks: number of blocks; single rows when None.
+        alpha: share of rows that may fall outside.
 
     Returns:
-        Lower and upper ends [2, K, M], in units of y; infinite where a client has fewer than 1 / alpha - 1 = 19 rows.
+        Lower and upper ends [2, K, M], in units of y; infinite where a client has fewer than 1 / alpha - 1 rows, of .05
+        19.
     """
     left = left_out(posterior, blocks)
     scores = left.scores()
-    return torch.cat([_ends(posterior, left, scores, part) for part in x.split(_AT_ONCE, 1)], 2)
+    return torch.cat([_ends(posterior, left, scores, part, alpha) for part in x.split(_AT_ONCE, 1)], 2)
 
 
-def _ends(posterior: GPPosterior | InducingPosterior, left: _Left, scores: Tensor, x: Tensor) -> Tensor:
+def _ends(posterior: GPPosterior | InducingPosterior, left: _Left, scores: Tensor, x: Tensor, alpha: float) -> Tensor:
     """Return the ends [2, K, M] at a few inputs."""
     known, through = posterior.predict(x), posterior.through(x)  # [K, P, M, N]
     clients, particles, asked, _ = through.shape
@@ -252,13 +259,13 @@ def _ends(posterior: GPPosterior | InducingPosterior, left: _Left, scores: Tenso
     low, high = (
         torch.where(real, mean.unsqueeze(2) + sign * half, torch.inf).flatten(1, 2).sort(1).values for sign in (-1, 1)
     )
-    return torch.stack(_order_statistics(low, high, posterior.mask.sum(1)))
+    return torch.stack(_order_statistics(low, high, posterior.mask.sum(1), alpha))
 
 
-def _order_statistics(low: Tensor, high: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+def _order_statistics(low: Tensor, high: Tensor, rows: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     """Take of sorted ends [K, N, M] of `rows` [K] rows those of the interval; infinite where there are too few."""
-    below = (ALPHA * (rows + 1) + 1e-9).floor().long()
-    above = ((1 - ALPHA) * (rows + 1) - 1e-9).ceil().long()
+    below = (alpha * (rows + 1) + 1e-9).floor().long()
+    above = ((1 - alpha) * (rows + 1) - 1e-9).ceil().long()
     few = (below < 1) | (above > rows)
 
     def taken(ends: Tensor, place: Tensor, otherwise: float) -> Tensor:

@@ -79,6 +79,39 @@ class FederatedRegressor(RegressorMixin, FederatedEstimator):
         result: Array = self.federation_.predict(rows, levels)[2:].T.numpy()
         return result
 
+    def predict_interval(
+        self, X: ArrayLike, groups: ArrayLike | None = None, confidence_level: float = 0.95
+    ) -> tuple[Array, Array]:
+        """Predict intervals: of the model or, with `intervals="conformal"`, by leave-one-out residuals.
+
+        What conformal intervals cover is said at the parameter `intervals`: of clients that have joined after the
+        training at least 2 c - 1 for a level c, and about c as a rule. A client with fewer than 1 / (1 - c) - 1 rows
+        takes the quantile of all clients' residuals.
+
+        Args:
+            X: rows [R, d].
+            groups: as `predict`.
+            confidence_level: share c of the targets that an interval should cover, in (0, 1).
+
+        Returns:
+            Means [R]; and lower and upper ends [R, 2], observation noise included.
+
+        Raises:
+            ValueError: when the level is not in (0, 1), or as `predict`.
+
+        Example:
+            >>> import numpy as np, pacbayes_fl as fl
+            >>> x = np.linspace(-2, 2, 24).reshape(-1, 1)
+            >>> model = fl.PacPFLRegressor(rounds=2, intervals="conformal").fit(x, np.sin(x[:, 0]))
+            >>> mean, ends = model.predict_interval(x[:3], confidence_level=0.9)
+            >>> ends.shape, bool((ends[:, 0] < ends[:, 1]).all())
+            ((3, 2), True)
+        """
+        rows = self._rows(self._checked(X, groups))
+        levels_of([confidence_level])
+        found: Array = self.federation_.interval(rows, float(confidence_level)).numpy()
+        return found[:, 0], found[:, 1:]
+
     def score(
         self, X: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None, sample_weight: ArrayLike | None = None
     ) -> float:

@@ -124,6 +124,21 @@ class Fitted:
 
         return self._asked(rows, ask).T
 
+    def interval(self, rows: Rows, level: float) -> Tensor:
+        """Predict central intervals of the kind that the study asks for.
+
+        Args:
+            rows: as `predict`.
+            level: share of targets that they should cover, in (0, 1).
+
+        Returns:
+            [R, 3]: mean, lower and upper end.
+        """
+        errors = replace(self.trained.errors, alpha=1.0 - level)
+        ends = ((1.0 - level) / 2, (1.0 + level) / 2)
+        found = replace(self, trained=replace(self.trained, errors=errors)).predict(rows, ends)
+        return found[[0, 2, 3]].T
+
     def probabilities(self, rows: Rows) -> Tensor:
         """Predict labels.
 

@@ -18,6 +18,7 @@ from pacbayes_fl.study.parts import SEEN
 _SOURCE: Final = "rows of a program"  # no file: the defaults are those of rows that nobody has tuned anything for
 _TAKEN: Final = ("transform",)  # scikit-learn takes an object that has it for a transformer
 _NOT_HERE: Final = ("checkpoint_every",)  # an estimator writes nothing
+_INTERVALS: Final = ("intervals", "interval_blocks")
 
 
 class Parameter(NamedTuple):
@@ -26,7 +27,7 @@ class Parameter(NamedTuple):
     Args:
         name: of the parameter: the option's, behind that of its table where an earlier table has the name or
             scikit-learn means something else by it.
-        table: "method", "federation", "model" or "data".
+        table: "method", "federation", "model", "data" or "report".
         option: its name there.
         default: what a study of a table of one's own takes; None for an empty table.
         meaning: one or more sentences.
@@ -46,15 +47,17 @@ def parameters_of(method: str) -> tuple[Parameter, ...]:
         method: of `METHODS`.
 
     Returns:
-        The options of the method, the federation, the model, and of [data] those that say how columns are seen.
+        The options of the method, the federation, the model, of [data] those that say how columns are seen, and of
+        [report] those of intervals, where the method has such.
     """
     study = _study({"method": {"name": method}})
     result: dict[str, Parameter] = {}
-    for table in ("method", "federation", "model", "data"):
+    shown = {"data": SEEN, "report": _INTERVALS if study.recipe.model == "functions" else ()}
+    for table in ("method", "federation", "model", "data", "report"):
         part = study.method.options if table == "method" else getattr(study, table)
         known = options_of(type(part))
         for one in fields(part):
-            if one.name in _NOT_HERE or (table == "data" and one.name not in SEEN):
+            if one.name in _NOT_HERE or one.name not in shown.get(table, (one.name,)):
                 continue
             name = f"{table}_{one.name}" if one.name in (*result, *_TAKEN) else one.name
             default = getattr(part, one.name)

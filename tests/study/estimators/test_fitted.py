@@ -39,6 +39,33 @@ def test_its_predictions_are_those_of_run_and_forecast(choose: bool, tmp_path: P
     assert model.study_.federation.rounds == fl.open_run(tmp_path / "run").study.federation.rounds
 
 
+def test_its_conformal_intervals_are_those_of_run_and_forecast_and_of_any_level(tmp_path: Path) -> None:
+    table = rows(new=())
+    path = write_csv(tmp_path / "rows.csv", table)
+    study = fl.Study.from_table({"data": {"source": str(path)}, "report": {"intervals": "conformal"}}, sets=SETS)
+    run.run(study, tmp_path / "run")
+    expected = fl.forecast(fl.open_run(tmp_path / "run"), path).predicted
+    x, y = np.array([[row["lag_1"], row["wind"]] for row in table]), np.array([row["y"] for row in table])
+    client, train = np.array([row["client"] for row in table]), np.array([row["split"] == "train" for row in table])
+    model = fl.PacPFLRegressor(intervals="conformal", **SMALL).fit(x[train], y[train], groups=client[train])
+    mean, usual = model.predict_interval(x, groups=client)
+    for name, got in (("mean", mean), ("lower", usual[:, 0]), ("upper", usual[:, 1])):
+        np.testing.assert_allclose(got, expected[name].numpy(), rtol=1e-9)
+    narrow = model.predict_interval(x, client, confidence_level=0.7)[1]  # 5 rows are enough for jackknife+
+    assert (usual[:, 0] <= narrow[:, 0]).all() and (narrow[:, 0] < narrow[:, 1]).all() and not (narrow == usual).any()
+    assert np.abs(narrow - model.predict_quantiles(x, [0.15, 0.85], client)).min() > 0, "they are the model's own"
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict_interval(x, client, confidence_level=0.7)[1], narrow)
+    assert again.study_.report.intervals == "conformal"
+
+
+def test_intervals_of_the_model_are_its_quantiles(fitted: fl.PacPFLRegressor, table: Table) -> None:
+    _, ends = fitted.predict_interval(table.x, table.client, confidence_level=0.9)
+    np.testing.assert_allclose(ends, fitted.predict_quantiles(table.x, [0.05, 0.95], table.client), rtol=1e-12)
+    with pytest.raises(ValueError, match="between 0 and 1, got 1"):
+        fitted.predict_interval(table.x, table.client, confidence_level=1.0)
+
+
 def test_the_classifiers_labels_are_those_of_run_and_forecast(tmp_path: Path) -> None:
     table = [{**row, "y": at % 3} for at, row in enumerate(rows(new=()))]
     path = write_csv(tmp_path / "rows.csv", table)
