@@ -147,6 +147,22 @@ def is_empty(values: Sequence[object]) -> bool:
     return bool(values) and all(map(is_gap, values))
 
 
+def mostly_words(values: Sequence[object]) -> bool:
+    """Say whether more than half of a column's cells that hold a value hold a text that is no number."""
+    given = [value for value in values if not is_gap(value)]
+    return 2 * sum(map(_is_word, given)) > len(given)
+
+
+def _is_word(value: object) -> bool:
+    if not isinstance(value, str) or value.strip().lower() in _TRUE_OR_FALSE:
+        return False
+    try:
+        float(value)
+    except ValueError:
+        return True
+    return not _plain(value)
+
+
 def words(cells: Cells, gaps: Collection[str] = ()) -> list[str | None]:
     """Read a column of words, each of which is a category.
 

@@ -149,8 +149,8 @@ class Layout:
             no features themselves, are refused as leaks, and rolling means end that long before the row.
         latitude: of the clients in degrees north, or the column of a table that has it.
         longitude: likewise in degrees east.
-        exclude_clients: names of clients of a table whose rows are not read, such as ["house_03"]; to a run they are
-            clients that never trained.
+        exclude_clients: names of clients of a table, or of your own images, whose rows are not read, such as
+            ["house_03"]; to a run they are clients that never trained.
     """
 
     client: str = "client"

@@ -38,12 +38,14 @@ class ReadOptions:
         classes: names of the classes in the order of their numbers; those that there are, sorted, when empty. Others
             are refused.
         duplicate_rows: as in [data], whose value it has unless it is given.
+        exclude_clients: likewise.
     """
 
     size: int | None = option(None, low=1)
     colour: Colour | None = None
     classes: tuple[str, ...] = ()
     duplicate_rows: Literal["refuse", "allow"] = "refuse"
+    exclude_clients: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -98,7 +100,7 @@ def federation(
     where, names = f"[data] {path}", [field.name for field in fields(ReadOptions)]
     asked = settings.parse(ReadOptions, {key: given[key] for key in given if key in names}, where)
     rest = {key: value for key, value in given.items() if key not in names}
-    brought = user_images.to_learn(path, Look(asked.size, asked.colour))
+    brought = user_images.to_learn(path, Look(asked.size, asked.colour), asked.exclude_clients)
     owned = bool(brought.client[0])
     _check_keys(where, rest, owned, known)
     classes = _classes(brought, asked.classes)

@@ -64,8 +64,13 @@ class Raw:
         """Read a column of numbers [R]."""
         if name == self.layout.target:
             return self.y
-        gap = any(value is None or not str(value).strip() for value in self.columns[name])
-        return cells.numbers(self.cells(name), self.gaps, cells.MISSING_HINT if gap else _COLUMNS_HINT)
+        column = self.cells(name)
+        try:
+            return cells.numbers(column, self.gaps)
+        except DataError:  # to be raised again, with what to do about such a column
+            blank = [value is None or not str(value).strip() for value in column.values]
+            missing = any(blank) and not cells.mostly_words(column.values)
+            return cells.numbers(column, self.gaps, cells.MISSING_HINT if missing else _COLUMNS_HINT)
 
 
 class Made(NamedTuple):

@@ -53,7 +53,7 @@ def holds_images(path: Path) -> bool:
         return False
 
 
-def to_learn(path: Path, look: Look) -> Brought:
+def to_learn(path: Path, look: Look, excluded: Sequence[str] = ()) -> Brought:
     """Read images to learn from.
 
     Args:
@@ -61,25 +61,49 @@ def to_learn(path: Path, look: Look) -> Brought:
             [R, H, W, channels] or [R, H, W], of bytes, whole numbers in 0..255 or floats in 0..1 or 0..255; `y` [R] of
             whole numbers or names; and optionally `client` [R] and `split` [R] of "train" and "test".
         look: what image files are brought to; nothing may be asked of an .npz.
+        excluded: names of clients whose images are left out; their files are not opened.
 
     Returns:
         The images, all with a class.
 
     Raises:
-        DataError: naming the file or the row that cannot be used.
+        DataError: naming the file or the row that cannot be used, or an excluded client that is not there.
     """
     if path.suffix.lower() == ".npz":
         if look != Look():
             raise DataError(f"{path}: size and colour are for image files", hint="arrays are taken as they are")
-        brought = _of_arrays(path, None)
+        brought = _without(_of_arrays(path, None), path, excluded)
         if blank := [row for row, label in enumerate(brought.label) if not label]:
             raise DataError(f"{path}: row {blank[0]} has no label", hint="y must hold the class of every row")
         return brought
     places = image_folders.labelled(path)
+    places = [places[row] for row in _kept(path, [place.client for place in places], excluded)]
     tests = np.array([bool(place.test) for place in places]) if places[0].test is not None else None
     files = [place.path for place in places]
     labels, owners = [place.label for place in places], [place.client for place in places]
     return Brought(image_files.read(files, look), labels, owners, tests, [str(file) for file in files])
+
+
+def _kept(path: Path, owners: Sequence[str], excluded: Sequence[str]) -> list[int]:
+    """Find the rows of clients that are not excluded."""
+    if excluded and not owners[0]:
+        what = f"data.exclude_clients names clients, and the images of {path} have none"
+        raise DataError(what, hint="leave it out: a partition says which clients get them")
+    known = [*dict.fromkeys(owners)]
+    for name in excluded:
+        if name not in known:
+            raise DataError(f"data.exclude_clients: {path} has no client {name!r}", hint=settings.nearest(name, known))
+    if not (kept := [row for row, owner in enumerate(owners) if owner not in excluded]):
+        raise DataError(f"data.exclude_clients: {path} has no other client", hint="name fewer")
+    return kept
+
+
+def _without(brought: Brought, path: Path, excluded: Sequence[str]) -> Brought:
+    """Leave the images of excluded clients out."""
+    kept = _kept(path, brought.client, excluded)
+    names = (brought.label, brought.client, brought.where)
+    label, client, where = ([one[row] for row in kept] for one in names)
+    return Brought(brought.x[kept], label, client, None if brought.test is None else brought.test[kept], where)
 
 
 def to_predict(path: Path, shape: tuple[int, ...], client: str | None = None, fit: bool = False) -> Brought:

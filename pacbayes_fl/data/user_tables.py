@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -229,6 +230,12 @@ def without_gaps(table: Table, layout: Layout, need_target: bool = True, least: 
     rows, count = sum(len(y) for _, y in table.clients.values()), sum(sum(one.values()) for one in left_out.values())
     each = [f"{name} {', '.join(f'{n} ({column})' for column, n in own.items())}" for name, own in left_out.items()]
     what = f"{count} of {rows} rows lack a value and are left out: {listed(each)}"
+    costs = Counter[str]()
+    for own in left_out.values():
+        costs.update(own)
+    column, most = costs.most_common(1)[0]
+    if 2 * most > rows and column not in (layout.time, layout.target):
+        what += f"; {column} alone costs {most}: data.features names the columns that are used"
     rest = {name: int(kept[name].sum()) for name in left_out} if layout.missing != "refuse" else {}
     empty = [name for name, rows in rest.items() if rows < least]
     for rows, words in ((0, "nothing is"), (1, "a single row is")):

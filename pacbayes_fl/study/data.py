@@ -102,8 +102,12 @@ def load(study: Study) -> tables.Dataset:
         PrivacyError: when a private run would take the names of classes from clients' folders.
     """
     options = {name: _expand(value) for name, value in study.data.options.items()}
+    source = sources.find(study.data.source)
+    images = source is not None and source.own
     if Path(study.data.source).suffix.lower() not in user_tables.TABLES:
         for name in _OF_TABLES:
+            if name == "exclude_clients" and images:
+                continue
             if getattr(study.data, name) != getattr(DataPart(), name):
                 what = f"[data] {name} is for the columns of a table, and {study.data.source!r} is none"
                 raise StudyError(what, hint="drop it, or give a .csv or .parquet")
@@ -111,8 +115,7 @@ def load(study: Study) -> tables.Dataset:
         check_columns(study)
     if study.data.follow_seed:
         options = {"seed": study.seed} | options
-    source = sources.find(study.data.source)
-    if source is not None and source.own:
+    if images:
         options = _of_own_images(study) | options
     dataset = study.instances.source(study.data.source)
     if dataset is None:
@@ -132,7 +135,7 @@ def _of_own_images(study: Study) -> JsonTable:
     if study.privacy.epsilon is not None and not study.data.options.get("classes"):
         what = "[data] the classes would be those that clients have images of, which no epsilon covers"
         raise PrivacyError(what, hint="state what everybody may know: data.options.classes = ['cat', 'dog']")
-    return {"duplicate_rows": study.data.duplicate_rows}
+    return {"duplicate_rows": study.data.duplicate_rows, "exclude_clients": study.data.exclude_clients}
 
 
 def _read_file(part: DataPart) -> tables.Dataset:

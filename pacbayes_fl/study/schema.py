@@ -29,6 +29,7 @@ Schema = JsonTable
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 _DEFINED: Final = "#/$defs/{}"
 _FOLDER: Final = r"/[^./:]*$"  # a source that is a folder of images
+_ARRAYS: Final = r"\.[nN][pP][zZ]$"
 _BUDGETS: Final = ("epsilon", SIMULATED_EPSILON)  # of which [privacy] has to give one
 
 
@@ -48,7 +49,9 @@ def schema() -> Schema:
     """
     study = options_of(Study)
     models = {_model(over): _models_over(over) for over in dict.fromkeys(kind.over for kind in KINDS.values())}
-    sources = {_source(names[0]): _sourced(names) for names in (*_alike(), [study_sources.FOLDER])}
+    sources = {
+        _source(names[0]): _sourced(names) for names in (*_alike(), [study_sources.FOLDER], [study_sources.ARRAYS])
+    }
     methods = {_method(name): _table(recipe.options, recipe.title) for name, recipe in METHODS.items()}
     return {
         "$schema": DRAFT,
@@ -179,7 +182,7 @@ def _sourced(names: Sequence[str]) -> Schema:
 
 
 def _data(sources: Mapping[str, Schema]) -> Schema:
-    """Table [data], whose options are those of its source; of a file they are not told apart."""
+    """Table [data], whose options are those of its source."""
     table = _table(DataPart)
     known = {"enum": [*study_sources.every()]}
     properties = table["properties"]
@@ -187,8 +190,9 @@ def _data(sources: Mapping[str, Schema]) -> Schema:
     properties["options"] |= {"properties": _union(sources)}
     options = {names[0]: {"properties": {"options": _defined(_source(names[0]))}} for names in _alike()}
     cases: list[tuple[Schema, Schema]] = [({"source": {"enum": names}}, options[names[0]]) for names in _alike()]
-    folder = {"properties": {"options": _defined(_source(study_sources.FOLDER))}}
-    cases.append(({"source": {"pattern": _FOLDER}}, folder))
+    for pattern, name in ((_FOLDER, study_sources.FOLDER), (_ARRAYS, study_sources.ARRAYS)):
+        own = {"properties": {"options": _defined(_source(name))}}
+        cases.append(({"source": {"pattern": pattern}}, own))
     usual = next(names[0] for names in _alike() if properties["source"]["default"] in names)
     return table | _switch([*cases, ({"source": {}}, {})], options[usual])
 

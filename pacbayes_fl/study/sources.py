@@ -58,8 +58,13 @@ class Source:
 FOLDER: Final = "FOLDER/"
 """What listings call a folder of a user's images."""
 
+ARRAYS: Final = "FILE.npz"
+"""What listings call an archive, of a user's images or of `data_gen`."""
+
+_FILES_ONLY: Final = ("size", "colour")  # what image files are brought to; arrays are taken as they are
+
 FILES: tuple[tuple[str, str], ...] = (
-    ("FILE.npz", "what data_gen wrote; or your own images: x [R, channels, H, W], y, client, and maybe split"),
+    (ARRAYS, "what data_gen wrote; or your own images: x [R, channels, H, W], y, client, and maybe split"),
     (
         FOLDER,
         "your own images: CLIENT/CLASS/*.png, or CLASS/*.png with a partition; CLIENT/train/CLASS/ or train/ on top",
@@ -158,15 +163,17 @@ def options_of(name: str) -> dict[str, Option]:
         name: of a generator, or of a set of images, changed or not; or the path of a user's images.
 
     Returns:
-        By name; of images, those of every partition behind those that all partitions have. Nothing for a file.
+        By name; of images, those of every partition behind those that all partitions have. Nothing for a table.
     """
+    if name == ARRAYS:
+        return _own_options(arrays=True)
     if name in generators.GENERATORS:
         known = options.options_of(generators.GENERATORS[name].config)
         return {key: known[key] for key in generators.GENERATORS[name].options}
     if name not in every() and name in SOURCES:
         return options.options_of(SOURCES[name].options)
     if name not in image_sets.domains():
-        return _own_options() if _own(name) is not None else {}
+        return _own_options(Path(name).suffix.lower() == ".npz") if _own(name) is not None else {}
     from pacbayes_fl.data import image_federation
 
     result = options.options_of(image_federation.ImageOptions)
@@ -192,19 +199,20 @@ def alike(one: object, other: object) -> bool:
     tables = [Path(name).suffix.lower() in TABLES for name in (one, other)]
     if any(tables):
         return all(tables)
-    known = {*options_of(one)}
-    return bool(known) and known == {*options_of(other)}
+    known = {*options_of(one)}.difference(_FILES_ONLY)
+    return bool(known) and known == {*options_of(other)}.difference(_FILES_ONLY)
 
 
-def _own_options() -> dict[str, Option]:
-    """Options of a user's images: with owners, then those of images without."""
+def _own_options(arrays: bool) -> dict[str, Option]:
+    """Options of a user's images: with owners, then those of images without; arrays are taken as they are."""
     from pacbayes_fl.data import image_federation, own_images
 
     kinds = [own_images.ReadOptions, own_images.OwnerOptions, image_federation.ImageOptions]
     result: dict[str, Option] = {}
     for kind in (*kinds, *(one.options for one in PARTITIONS.values() if not one.needs_owners)):
         result |= {key: option for key, option in options.options_of(kind).items() if key not in result}
-    return {key: option for key, option in result.items() if key not in own_images.PUBLISHED_ONLY}
+    others = (*own_images.PUBLISHED_ONLY, *(_FILES_ONLY if arrays else ()))
+    return {key: option for key, option in result.items() if key not in others}
 
 
 def _own(name: str) -> Source | None:

@@ -117,7 +117,12 @@ def check(path: Path | str, study: Study, cost: bool = True) -> TableCheck:
             ):  # a client without any value of a column has no median: gaps of what is left
                 whole = load(replace(lenient, data=replace(lenient.data, missing="median")))
         found = inspect(dataset, study.report.certify.twins, study.data.duplicate_rows == "allow", whole)
-        found[1:1] = [*_words_of(study), *_unused(study, columns), *_left_out(study, dataset)]
+        found[1:1] = [
+            *_words_of(study),
+            *_unused(study, columns),
+            *_left_out(study, dataset),
+            *_no_clients(study, columns, dataset),
+        ]
         refused, price = list[str](), None
         try:
             load(asked)
@@ -170,6 +175,21 @@ def _unused(study: Study, columns: Mapping[str, Sequence[object]]) -> list[Findi
         left = [name for name in left if cells.is_empty(columns[name])]
         text = f"{', '.join(left)}: no value in any row"
     return [*out, *([Finding("not used", text)] if left else [])]
+
+
+def _no_clients(study: Study, columns: Mapping[str, Sequence[object]], dataset: Dataset) -> list[Finding]:
+    """Name the clients of which too few rows are left."""
+    left = {name for group in dataset.groups.values() for name in group.train.names}
+    rows = Counter(str(name) for name in columns.get(study.data.client, ()))
+    gone = {name: count for name, count in rows.items() if name not in left and name not in study.data.exclude_clients}
+    if not gone:
+        return []
+    each = user_tables.listed(
+        [f"{name} ({count} row{'s' if count > 1 else ''} in the table)" for name, count in gone.items()]
+    )
+    text = f"too few rows of {each} have all values: left out as client{'s' if len(gone) > 1 else ''}"
+    advice = "features that need less of the past keep more rows; `join` forecasts for clients that never trained"
+    return [Finding("no clients", text, advice, {name: float(count) for name, count in gone.items()})]
 
 
 def _left_out(study: Study, dataset: Dataset) -> list[Finding]:

@@ -82,6 +82,34 @@ def test_folders_say_what_is_tested_on(tmp_path: Path) -> None:
         own_images.federation(tmp_path, {"classes": ["dog", "cat"]})
 
 
+def test_an_excluded_client_is_not_read(photos: Path, tmp_path: Path) -> None:
+    """A federation without it is that of the folder, or of the rows, without it; nobody opens its files."""
+    without, rest = shutil.copytree(photos, tmp_path / "photos"), shutil.copytree(photos, tmp_path / "rest" / "photos")
+    (without / "bob" / "cat" / "broken.png").write_bytes(b"no image")
+    shutil.rmtree(rest / "bob")
+    files = sorted(photos.rglob("*.png"))
+    y, client = (np.array([file.parts[at] for file in files]) for at in (-2, -3))
+    split = np.where(np.arange(len(files)) % 4 == 0, "test", "train")
+    own = {"x": image_files.read(files, Look()).numpy(), "y": y, "client": client, "split": split}
+    np.savez(tmp_path / "all.npz", **own)
+    np.savez(tmp_path / "less.npz", **{name: values[client != "bob"] for name, values in own.items()})
+    for whole, less in ((without, rest), (tmp_path / "all.npz", tmp_path / "less.npz")):
+        got = own_images.federation(whole, {"exclude_clients": ("bob",)}).groups["existing"]
+        expected = own_images.federation(less, {}).groups["existing"]
+        assert got.train.names == ("anna", "carl")
+        for part, other in ((got.train, expected.train), (got.test, expected.test)):
+            assert torch.equal(part.x, other.x) and torch.equal(part.y, other.y)
+    for names, text in (
+        (("bbo",), r"exclude_clients: .* has no client 'bbo' \(did you mean 'bob'"),
+        (("anna", "bob", "carl"), "has no other client"),
+    ):
+        with pytest.raises(DataError, match=text):
+            own_images.federation(photos, {"exclude_clients": names})
+    write_image(tmp_path / "nobody" / "cat" / "0.png")
+    with pytest.raises(DataError, match=r"names clients, and the images of .*nobody have none"):
+        own_images.federation(tmp_path / "nobody", {"exclude_clients": ("bob",), "partition": "labels"})
+
+
 def test_classes_are_numbered_as_asked(photos: Path) -> None:
     plain, turned = (own_images.federation(photos, {"classes": names}) for names in ((), ("dog", "bird", "cat")))
     assert turned.classes == 3 and turned.provenance["class_names"] == ["dog", "bird", "cat"]

@@ -66,3 +66,18 @@ def test_a_column_without_any_value_is_no_feature_and_costs_no_row(tmp_path: Pat
         named = Layout(missing=missing, features=("wind", "remark"))
         with pytest.warns(UserWarning, match=r"6 of 6 rows lack a value and are left out: a 6 \(remark\)"):
             user_tables.without_gaps(user_tables.read_table(path, named), named)
+
+
+def test_a_column_of_remarks_is_told_from_one_with_gaps(tmp_path: Path) -> None:
+    """Nobody is led to drop the rows that have no remark, and who drops them is told which column costs them."""
+    path = tmp_path / "rows.csv"
+    path.write_text("client,wind,remark,y\n" + "".join(f"a,{k},{'new pump' if k == 4 else ''},{k}\n" for k in range(6)))
+    for missing in ("refuse", "drop"):
+        with pytest.raises(DataError, match=r"column 'remark': .* is not a number \(data\.categorical names"):
+            user_tables.read_table(path, Layout(missing=missing))  # type: ignore[arg-type]
+    named = Layout(missing="drop", categorical=("remark",))
+    with pytest.warns(UserWarning, match=r"5 of 6 rows .*; remark alone costs 5: data\.features names"):
+        user_tables.without_gaps(user_tables.read_table(path, named), named)
+    path.write_text("client,wind,y\na,,1\na,2,1\na,3,1\n")
+    with pytest.raises(DataError, match=r"column 'wind': '' is not a number \(data\.missing = 'drop'"):
+        user_tables.read_table(path, Layout())

@@ -28,6 +28,7 @@ from pacbayes_fl.study.data import (
     to_saved,
 )
 from pacbayes_fl.study.file import Study
+from tests.data.small_photos import write_clients
 from tests.tiny import on_csv, rows, tiny, write_csv
 from tests.tiny_images import tiny_images, write_root
 
@@ -203,6 +204,14 @@ def test_images_follow_the_seed_and_are_positions(tmp_path: Path) -> None:
     assert provenance(one)["sha256"] == provenance(other)["sha256"]
     fixed = [load(tiny_images(root, f"seed={seed}", "data.options.seed=8")) for seed in (1, 2)]
     assert provenance(fixed[0]) == provenance(fixed[1])
+
+
+def test_an_excluded_client_of_ones_own_images_is_not_read(tmp_path: Path) -> None:
+    write_clients(tmp_path / "photos", ("anna", "bob", "carl"))
+    table = {"data": {"source": str(tmp_path / "photos"), "exclude_clients": ["bob"]}, "method": {"name": "fedavg"}}
+    assert load(Study.from_table(table)).groups["existing"].train.names == ("anna", "carl")
+    with pytest.raises(StudyError, match="exclude_clients is for the columns of a table, and 'mnist' is none"):
+        load(Study.from_table({**table, "data": {"source": "mnist", "exclude_clients": ["bob"]}}))
 
 
 def test_what_a_run_keeps_of_its_data_is_checked(tmp_path: Path) -> None:

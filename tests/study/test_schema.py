@@ -53,7 +53,7 @@ def test_every_bundled_study_is_valid(file: Any) -> None:
 
 
 def test_a_folder_of_images_has_options_of_its_own() -> None:
-    """Also those of images without owners, and none of published ones; an .npz may be of either kind."""
+    """Also those of images without owners, and none of published ones."""
     for source in ("photos/", "../my photos", "/data/photos"):
         for own in (
             {"size": 32, "colour": "grey", "new": ["anna"]},
@@ -62,7 +62,15 @@ def test_a_folder_of_images_has_options_of_its_own() -> None:
             assert errors(IMAGES | {"data": {"source": source, "options": own}}) == []
         for own, text in (({"root": "x"}, "'root' was unexpected"), ({"size": 0}, "0 is not valid")):
             assert any(text in one for one in errors(IMAGES | {"data": {"source": source, "options": own}}))
-    assert errors(IMAGES | {"data": {"source": "made/photos.npz", "options": {"new": ["anna"]}}}) == []
+
+
+@pytest.mark.parametrize("source", ["made/photos.npz", "photos.NPZ"])
+def test_an_archive_of_images_has_those_of_a_folder_but_for_what_files_are_brought_to(source: str) -> None:
+    for own in ({"new": ["anna"]}, {"partition": "dirichlet", "clients": 4, "alpha": 0.3}, {"classes": ["a", "b"]}):
+        assert errors(IMAGES | {"data": {"source": source, "options": own}}) == []
+    for name, value in (("size", 32), ("colour", "grey"), ("root", "x")):
+        found = errors(IMAGES | {"data": {"source": source, "options": {name: value}}})
+        assert any(f"'{name}' was unexpected" in one for one in found)
 
 
 @pytest.mark.parametrize(("name", "preset"), PRESETS)

@@ -71,6 +71,9 @@ def test_a_folder_and_an_archive_of_images_are_sources(tmp_path: Path) -> None:
     assert all(one.meaning for one in options.values())
     np.savez(tmp_path / "own.npz", x=np.zeros((2, 1, 4, 4)), y=np.arange(2))
     np.savez(tmp_path / "made.npz", x=np.zeros((2, 1)), client_name=np.array(["a"]))
+    arrays = sources.options_of(str(tmp_path / "own.npz"))
+    assert set(options) - set(arrays) == {"size", "colour"} and arrays == sources.options_of(sources.ARRAYS)
+    assert sources.alike("photos/", str(tmp_path / "own.npz")) and not sources.alike("photos/", "mnist")
     assert sources.find(str(tmp_path / "own.npz")) is not None and sources.find(str(tmp_path / "made.npz")) is None
     with pytest.raises(DataError, match=r"there is no folder .*nowhere"):
         load(Study.from_table({"data": {"source": "nowhere/"}, "method": {"name": "fedavg"}}))

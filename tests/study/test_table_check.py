@@ -82,6 +82,8 @@ def test_lengths_are_told_of_a_table_that_would_be_refused_and_of_one_whose_clie
     sets = ['data.features=["hour:cyclic", "lag:24h"]', "data.missing=drop"]
     got = check(path, study_of(path, look(path), "ridge", sets), cost=False)  # house_2 has no median either
     assert got.refused == () and got.findings[0].text.startswith("32 rows of 2 clients")
+    (gone,) = [one for one in got.findings if one.topic == "no clients"]
+    assert gone.clients == {"house_2": 3.0} and "too few rows of house_2 (3 rows in the table)" in gone.text
     twice = write_csv(tmp_path / "twice.csv", [*table, table[0]])
     got = check(twice, study_of(twice, look(twice), "ridge", sets), cost=False)
     assert "comes twice" in got.refused[0]
