@@ -206,7 +206,7 @@ def joined(
         user_rows.say_gaps(table, name, ask)
         own = ~ask & whole[name]
         group, state = newcomer(known, name, x[own], y[own])
-        wanted = ask if bool(ask.any()) else own
+        wanted = ask if bool(ask.any()) else own if bool(own.any()) else ~ask  # blank, rather than nothing
         filled = x[wanted].where(_like(whole[name][wanted], x), 0.0)
         asked = pad(known, name, filled, torch.zeros(len(filled), dtype=torch.float64))
         _, values = next(answer(known, state, group, asked, levels))

@@ -74,7 +74,7 @@ def test_a_column_of_remarks_is_told_from_one_with_gaps(tmp_path: Path) -> None:
     path.write_text("client,wind,remark,y\n" + "".join(f"a,{k},{'new pump' if k == 4 else ''},{k}\n" for k in range(6)))
     for missing in ("refuse", "drop"):
         with pytest.raises(DataError, match=r"column 'remark': .* is not a number \(data\.categorical names"):
-            user_tables.read_table(path, Layout(missing=missing))  # type: ignore[arg-type]
+            user_tables.read_table(path, Layout(missing=missing))
     named = Layout(missing="drop", categorical=("remark",))
     with pytest.warns(UserWarning, match=r"5 of 6 rows .*; remark alone costs 5: data\.features names"):
         user_tables.without_gaps(user_tables.read_table(path, named), named)

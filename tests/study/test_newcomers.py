@@ -10,6 +10,7 @@ import torch
 from pacbayes_fl.errors import DataError, NumericalError
 from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.study import run
+from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.newcomers import forecast_newcomers, newcomers
 from pacbayes_fl.study.predict import Prediction, join
 from pacbayes_fl.study.release import open_release, release
@@ -60,6 +61,20 @@ def test_a_client_without_rows_to_predict_gets_its_own(trained: run.Trained, tmp
     assert list(got.table()) == ["when", "client", "lag_1", "wind", "y", "mean", "std", "q0.25", "q0.75", "round"]
     assert got.table()["when"] == [row["when"] for row in table]
     assert bool((got.predicted["q0.25"] < got.predicted["q0.75"]).all())
+
+
+def test_a_client_whose_rows_all_lack_a_feature_is_in_the_file_with_blanks(tmp_path: Path) -> None:
+    data = {"client": "house", "target": "y", "time": "when", "features": ["lag:24h"], "missing": "drop"}
+    hours = [f"2024-05-{1 + at // 24:02d}T{at % 24:02d}:00" for at in range(60)]
+    table = [{"house": f"h{k}", "when": hour, "y": k + at % 7} for k in (0, 1) for at, hour in enumerate(hours)]
+    source = {**data, "source": str(write_csv(tmp_path / "houses.csv", table)), "duplicate_rows": "allow"}
+    sets = ["federation.rounds=1", "method.particles=1", "model.mean_widths=[2]", "model.kernel_widths=[2]"]
+    run.run(Study.from_table({"data": source}, sets=sets), tmp_path / "run")
+    late = [{"house": "late", "when": hour, "y": at} for at, hour in enumerate(hours[:3])]
+    with pytest.warns(UserWarning, match="3 of 3 rows of late to learn from lack a value"):
+        got = forecast_newcomers(run.open_run(tmp_path / "run"), write_csv(tmp_path / "late.csv", late))
+    assert got.clients == ["late"] * 3 and bool(got.predicted["mean"].isnan().all())
+    assert got.table()["when"] == hours[:3]
 
 
 def test_a_release_predicts_the_same(trained: run.Trained, folder: Path, tmp_path: Path) -> None:
