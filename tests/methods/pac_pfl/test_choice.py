@@ -16,6 +16,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PrivacyError
 from pacbayes_fl.federation import engine, federation_state
 from pacbayes_fl.federation.plan import FederationPlan
+from pacbayes_fl.inference import evidence
 from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.pac_pfl.choice import PriorChoice, Regrets
 from pacbayes_fl.methods.pac_pfl.gp import Message, PacPFL
@@ -27,6 +28,7 @@ from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
 from pacbayes_fl.study import audit, run
 from pacbayes_fl.study.file import Study
 from tests.private import Free, open_private
+from tests.remote import player
 from tests.tiny import TABLE, assert_same_state, tiny
 
 CHOICE = ("privacy.mechanism=exponential", "method.particles=1", "federation.rounds=3", "privacy.candidates=9")
@@ -118,6 +120,33 @@ def test_a_round_takes_each_candidate_with_its_odds(tmp_path: Path, monkeypatch:
         taken[at] += 1
         assert record.values == {"moved": float(at > 0)}
     assert stats.chisquare([taken[at] for at in range(4)], (150 * odds).tolist()).pvalue > 1e-4
+
+
+def test_nodes_of_a_deployment_draw_the_candidates_of_the_server(tmp_path: Path) -> None:
+    method, batch, plan = choice(20), clients(), FederationPlan(seed=3, rounds=3)
+    chance = Mechanism("exponential", 5.0, 20.0)  # so that the prior so far is not taken again
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    here = open_private(method, batch, plan, tmp_path / "here", chance, Cohorts(4), 5)
+    there = open_private(method, batch, plan, tmp_path / "there", chance, Cohorts(4), 5)
+    begun = federation_state.start(method, batch, plan)
+    whole = [state.server.particles for _, state in engine.rounds(method, batch, plan, begun, here)]
+    apart = [state.server.particles for _, state in engine.play(player(method, batch, plan, None, there), begun)]
+    assert len(whole) == 3 and all(map(torch.equal, whole, apart))
+    assert len({tuple(phi[0, :2].tolist()) for phi in (begun.server.particles, *whole)}) == 4
+
+
+def test_without_noise_a_round_takes_the_candidate_of_the_most_evidence(tmp_path: Path) -> None:
+    """Clients look at the candidates that the server then takes one of, in every round."""
+    method, batch, plan = choice(20), clients(), FederationPlan(seed=1, rounds=3)
+    aggregator = open_private(method, batch, plan, tmp_path, Mechanism("exponential", 1e6, 1e-12), Cohorts(4), 5)
+    state, moved = federation_state.start(method, batch, plan), 0
+    for t, (_, after) in enumerate(engine.rounds(method, batch, plan, state, aggregator), 1):
+        candidates = method.proposals(state.server.particles, t)
+        best = int(evidence.particle_scores(method.model, candidates, batch).log_evidence.sum(0).argmax())
+        assert torch.equal(after.server.particles[0], candidates[best])
+        state, moved = after, moved + (best > 0)
+    assert moved > 1
 
 
 # studies --------------------------------------------------------------------------------------------------------
