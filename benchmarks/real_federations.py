@@ -21,7 +21,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 import pacbayes_fl as fl
-from pacbayes_fl.results.records import GROUPS, Result
+from pacbayes_fl.results.client_rows import GROUPS
+from pacbayes_fl.results.records import Result
 
 Array = NDArray[np.float64]
 METHODS: Final[Mapping[str, Sequence[str]]] = MappingProxyType(

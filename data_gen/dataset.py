@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from data_gen import rooms
 from data_gen.errors import DataGenError
 from data_gen.manifest import MANIFEST_FORMAT, content_hash, to_json, write_atomic
 
@@ -96,9 +97,9 @@ class Dataset:
             right_kind = array.dtype.kind == "U" if kind == "U" else array.dtype == np.dtype(kind)
             if array.shape != shape or not right_kind:
                 raise DataGenError(f"{name} is {array.dtype}{list(array.shape)}, must be {kind}{list(shape)}")
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
+            if array.dtype.kind == "f" and not all(np.isfinite(array[own]).all() for own in rooms.blocks(array)):
                 raise DataGenError(f"{name} holds values that are not finite")
-        if rows and (self.client.min() < 0 or self.client.max() >= clients):
+        if any(self.client[own].min() < 0 or self.client[own].max() >= clients for own in rooms.blocks(self.client)):
             raise DataGenError(f"client numbers must lie in 0..{clients - 1}")
 
     @property
@@ -223,8 +224,10 @@ def finish(dataset: Dataset, manifest: Mapping[str, Any]) -> Dataset:
     Returns:
         The same arrays with the whole manifest.
     """
-    train = ~dataset.test
-    counts = np.bincount(dataset.client[train], minlength=len(dataset.client_name)).tolist()
+    each = np.zeros(len(dataset.client_name), dtype=np.int64)
+    for own in rooms.blocks(dataset.client, dataset.test):
+        each += np.bincount(dataset.client[own][~dataset.test[own]], minlength=each.size)
+    counts = each.tolist()
     whole = {
         **manifest,
         "format": MANIFEST_FORMAT,
@@ -234,7 +237,7 @@ def finish(dataset: Dataset, manifest: Mapping[str, Any]) -> Dataset:
             "features": int(dataset.x.shape[1]),
             "clients": int(np.count_nonzero(~dataset.client_new)),
             "new_clients": int(np.count_nonzero(dataset.client_new)),
-            "train_rows": int(np.count_nonzero(train)),
+            "train_rows": int(each.sum()),
             "test_rows": int(np.count_nonzero(dataset.test)),
             "train_rows_per_client": {"least": min(counts, default=0), "most": max(counts, default=0)},
         },

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
+from data_gen import rooms
 from data_gen.dataset import Dataset, client_names, finish
 from data_gen.errors import DataGenError, fits, number, whole
 from data_gen.manifest import variant_tag, versions
@@ -29,6 +30,7 @@ COEFFICIENT_SEED = 7717
 """Seed of the coefficients of modes 2, 3, ...; see ``coefficients``."""
 
 _JITTER = 1e-8
+_RELEASED = 1024  # clients, after which the memory of arrays in files is given back
 _ASSUMPTIONS = (
     "Our choice, the paper (section 8.5.2) does not give them: coefficients, law of x, lengthscales, "
     "output scale, noise, number of test rows, new clients."
@@ -173,7 +175,8 @@ def generate(config: PolynomialConfig | None = None) -> Dataset:
     config = PolynomialConfig() if config is None else config
     size = config.samples + config.test_samples
     total = config.clients + config.new_clients
-    x, y, latent = (np.empty(total * size) for _ in range(3))
+    x, y, latent = (rooms.zeros(total * size, np.float64) for _ in range(3))
+    client, test = rooms.zeros(total * size, np.int64), rooms.zeros(total * size, np.bool_)
     modes = list[int]()
     for kind, count in enumerate((config.clients, config.new_clients)):
         for index in range(count):
@@ -182,13 +185,17 @@ def generate(config: PolynomialConfig | None = None) -> Dataset:
             own = slice(len(modes) * size, (len(modes) + 1) * size)
             x[own] = rng.uniform(-1.0, 1.0, size)
             latent[own], y[own] = _draw(x[own], mode, config, rng)
+            client[own], test[own] = len(modes), np.arange(size) >= config.samples
             modes.append(mode)
+            if len(modes) % _RELEASED == 0:
+                for array in (x, y, latent, client, test):
+                    rooms.release(array)
     names = client_names("poly", config.clients, config.new_clients)
     dataset = Dataset(
         x=x[:, None],
         y=y,
-        client=np.repeat(np.arange(total, dtype=np.int64), size),
-        test=np.tile(np.arange(size) >= config.samples, total),
+        client=client,
+        test=test,
         client_name=names,
         client_new=np.arange(total) >= config.clients,
         feature_name=np.array(["x"]),

@@ -13,8 +13,8 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
-from itertools import takewhile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import IO, Any, Final, TypeAlias
 
@@ -28,8 +28,44 @@ JsonMapping: TypeAlias = Mapping[str, Any]
 
 FILE_MODE: Final = 0o600
 FOLDER_MODE: Final = 0o700
+_PIECES: Final = 2**14  # of JSON, that are written together
 _OTHERS: Final = 0o077
 _LINK: Final = "remove it: what is in a run folder is never reached through a link"
+
+
+class Entries(dict[str, Any]):
+    """An object of JSON whose entries are made when they are written: those of all clients would take memory.
+
+    Args:
+        entries: gives names and values, in their order.
+        count: how many there are.
+    """
+
+    def __init__(self, entries: Callable[[], Iterable[tuple[str, object]]], count: int) -> None:
+        """Make none yet."""
+        super().__init__()
+        self._entries, self._count = entries, count
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return self._count
+
+    def items(self) -> Any:
+        """Make them."""
+        return self._entries()
+
+
+def write_json(file: IO[bytes], value: object) -> None:
+    """Write JSON as `json.dumps` with an indent of 1 has it, piece by piece.
+
+    Args:
+        file: to write to.
+        value: to write; objects of many entries as `Entries`.
+    """
+    pieces = json.JSONEncoder(indent=1).iterencode(value)
+    while some := "".join(islice(pieces, _PIECES)):
+        file.write(some.encode())
+    file.write(b"\n")
 
 
 def opened(path: Path, mode: str, **named: Any) -> IO[Any]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import math
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import IO, Final, TypeAlias
 
 import numpy as np
 from numpy.lib import format as npy
 
+from pacbayes_fl import tensors
 from pacbayes_fl.data import memory
 from pacbayes_fl.errors import DataError
 
@@ -20,6 +21,7 @@ Array: TypeAlias = np.ndarray
 
 _HEADERS: Final = MappingProxyType({(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0})
 _RATIO: Final = 500  # unpacked to packed bytes; zeros alone reach 1032
+_CHUNK: Final = 2**20  # bytes that are unpacked at once
 _HARMLESS: Final = 1 << 26  # bytes that any archive may unpack to
 
 
@@ -65,16 +67,37 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
     name = entry.filename
     if not name.endswith(".npy"):
         raise DataError(f"its entry {name!r} is no array", hint="an archive in an archive is not looked into")
-    data = archive.read(entry)
-    stream = io.BytesIO(data)
-    version = npy.read_magic(stream)
-    if version not in _HEADERS:
-        raise DataError(f"array {name!r} has a format of its own, {version}")
-    shape, columns_first, dtype = _HEADERS[version](stream)
-    if dtype.hasobject:
-        raise DataError(f"array {name!r} holds Python objects, which could run code")
-    start = stream.tell()
-    if min(shape, default=1) < 0 or dtype.itemsize * math.prod(shape) != len(data) - start:
-        raise DataError(f"array {name!r} is said to be {list(shape)} {dtype}, and holds {len(data) - start} bytes")
-    flat = np.frombuffer(data, dtype, offset=start) if len(data) > start else np.empty(0, dtype)
-    return flat.reshape(shape, order="F" if columns_first else "C").astype(dtype.newbyteorder("="))
+    with archive.open(entry) as stream:
+        version = npy.read_magic(stream)
+        if version not in _HEADERS:
+            raise DataError(f"array {name!r} has a format of its own, {version}")
+        shape, columns_first, dtype = _HEADERS[version](stream)
+        if dtype.hasobject:
+            raise DataError(f"array {name!r} holds Python objects, which could run code")
+        left = entry.file_size - stream.tell()
+        if min(shape, default=1) < 0 or dtype.itemsize * math.prod(shape) != left:
+            raise DataError(f"array {name!r} is said to be {list(shape)} {dtype}, and holds {left} bytes")
+        data = tensors.mapped_array(left, np.uint8)
+        done = 0
+        while part := stream.read(_CHUNK):  # to its end, where its checksum is compared
+            data[done : done + len(part)] = np.frombuffer(part, np.uint8)
+            done += len(part)
+            tensors.release_mapped()
+    flat = data.view(dtype) if left else np.empty(0, dtype)
+    return flat.reshape(shape, order="F" if columns_first else "C").astype(dtype.newbyteorder("="), copy=False)
+
+
+def write_npz(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
+    """Write arrays as `numpy.savez_compressed` does, a block of rows at a time.
+
+    Args:
+        file: to write to.
+        arrays: by name [*], without Python objects.
+    """
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in arrays.items():
+            head = npy.header_data_from_array_1_0(np.empty(0, array.dtype)) | {"shape": array.shape}
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                npy.write_array_header_1_0(entry, head)
+                for own in tensors.row_blocks(len(array)) if array.ndim else ((),):
+                    entry.write(array[own].tobytes())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -24,14 +24,14 @@ class Pieces:
     Args:
         x: inputs of all rows [R, *feature].
         y: targets [R].
-        rows: positions of those of the part, client after client [R_p].
-        counts: how many each client has.
+        owners: whose each row is.
+        part: which rows are of the part, bool [R].
     """
 
-    def __init__(self, x: Tensor, y: Tensor, rows: Tensor, counts: list[int]) -> None:
-        """Find out where each client begins."""
-        self._x, self._y, self._rows, self.counts = x, y, rows, counts
-        self._ends = np.cumsum(counts)
+    def __init__(self, x: Tensor, y: Tensor, owners: Owners, part: Tensor) -> None:
+        """Count the rows of each client."""
+        self._x, self._y, self._owners, self._part = x, y, owners, part
+        self.counts = owners.counts(part)
 
     def of(self, client: int) -> tuple[Tensor, Tensor]:
         """Rows of a client.
@@ -42,9 +42,66 @@ class Pieces:
         Returns:
             (x [m, *feature], y [m]).
         """
-        end = int(self._ends[client])
-        at = self._rows[end - self.counts[client] : end]
+        at = self._at(client)
         return self._x[at], self._y[at]
+
+    def _at(self, client: int) -> Tensor:
+        at = self._owners.rows(client)
+        return at[self._part[at]]
+
+    def padded(self, column: Tensor, clients: Sequence[int]) -> Tensor:
+        """Put what is known of the rows of some clients into one tensor.
+
+        Args:
+            column: such as the times of all rows [R].
+            clients: their numbers [K].
+
+        Returns:
+            [K, N], 0 in padding.
+        """
+        result = tensors.mapped_zeros((len(clients), max(int(self.counts[k]) for k in clients)), column.dtype)
+        for own in tensors.client_blocks(len(clients)):
+            for k in range(own.start, own.stop):
+                rows = column[self._at(clients[k])]
+                result[k, : len(rows)] = rows
+        return result
+
+
+class Owners:
+    """Where the rows of every client are, in their order.
+
+    Args:
+        owner: number of each row's client [R], whole numbers.
+        clients: how many there are.
+    """
+
+    def __init__(self, owner: np.ndarray[Any, Any], clients: int) -> None:
+        """Sort the rows by client, unless they lie so already."""
+        self._owner, self._clients = owner, clients
+        self._order: Tensor | None = None
+        sizes, rising, last = np.zeros(clients, dtype=np.int64), True, -1
+        for own in tensors.row_blocks(len(owner)):
+            part = owner[own]
+            if part.size:
+                rising = rising and part[0] >= last and bool((part[1:] >= part[:-1]).all())
+                sizes += np.bincount(part, minlength=clients)
+                last = int(part[-1])
+        self._ends = np.cumsum(sizes)
+        if not rising:
+            self._order = tensors.mapped_zeros((len(owner),), torch.int64)
+            self._order.copy_(torch.from_numpy(np.argsort(owner, kind="stable")))
+
+    def rows(self, client: int) -> Tensor:
+        """Give the positions of a client's rows [m], in their order."""
+        begin, end = int(self._ends[client - 1]) if client else 0, int(self._ends[client])
+        return torch.arange(begin, end) if self._order is None else self._order[begin:end]
+
+    def counts(self, part: Tensor) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Count the rows of a part, bool [R], by client [C]."""
+        result = np.zeros(self._clients, dtype=np.int64)
+        for own in tensors.row_blocks(len(self._owner)):
+            result += np.bincount(self._owner[own][part[own].numpy()], minlength=self._clients)
+        return result
 
 
 def joined(part_of: Callable[[slice], Batches], counts: Sequence[Sequence[int]]) -> Batches:

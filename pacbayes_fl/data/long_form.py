@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from pacbayes_fl.data.archives import Array
 from pacbayes_fl.errors import DataError, shown
@@ -22,22 +20,6 @@ _OPTIONAL = MappingProxyType(
     | {"history_client": "H", "history_time": "H", "history_values": "Hh", "history_name": "h"}
 )
 _CLASSES = 1000  # that a table may have with fewer rows
-
-
-def rows_of_clients(owner: Array, clients: int, parts: Sequence[Tensor]) -> list[tuple[Tensor, list[int]]]:
-    """Find the positions of the rows of every part, client after client, by one sort.
-
-    Args:
-        owner: number of each row's client [R].
-        clients: how many there are.
-        parts: which rows are of each part, bool [R].
-
-    Returns:
-        By part the positions [R_p], and how many rows each client has there.
-    """
-    order = torch.from_numpy(np.argsort(owner, kind="stable"))
-    positions = [order[part[order]] for part in parts]
-    return [(rows, np.bincount(owner[rows.numpy()], minlength=clients).tolist()) for rows in positions]
 
 
 def known_numbers(numbers: Array) -> Array:

@@ -17,12 +17,12 @@ from pacbayes_fl.data import history, user_tables
 from pacbayes_fl.data.archives import Array, read_npz
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.cells import check_names
-from pacbayes_fl.data.client_blocks import Batches, Pieces, joined, long_rows
+from pacbayes_fl.data.client_blocks import Batches, Owners, Pieces, joined, long_rows
 from pacbayes_fl.data.encoding import check_client_features, encoded
 from pacbayes_fl.data.history import History
 from pacbayes_fl.data.layout import Layout, Span
 from pacbayes_fl.data.leaks import check_leaks
-from pacbayes_fl.data.long_form import check_arrays, count_classes, known_numbers, rows_of_clients
+from pacbayes_fl.data.long_form import check_arrays, count_classes, known_numbers
 from pacbayes_fl.errors import DataError
 
 Rows = list[tuple[Tensor, Tensor]]  # (x [m, d], y [m]) of each client
@@ -127,8 +127,11 @@ def from_arrays(arrays: Mapping[str, Array], provenance: Mapping[str, Any]) -> D
     shape, classes = check_arrays(arrays)
     names, new = [str(name) for name in arrays["client_name"]], np.asarray(arrays["client_new"], dtype=bool)
     test, owner = torch.from_numpy(np.asarray(arrays["test"], dtype=bool)), arrays["client"]
-    validation = torch.from_numpy(np.asarray(arrays.get("validation", np.zeros(len(owner))), dtype=bool))
-    if owner.dtype.kind not in "iu" or not np.isin(owner, np.arange(len(names))).all():
+    validation = torch.from_numpy(np.asarray(arrays.get("validation", np.zeros(len(owner), dtype=bool)), dtype=bool))
+    for array in arrays.values():
+        tensors.adopt(array)
+    known = (owner[own] for own in tensors.row_blocks(len(owner)))
+    if owner.dtype.kind not in "iu" or any((part < 0).any() or (part >= len(names)).any() for part in known):
         raise DataError(f"array 'client' must hold whole numbers in 0..{len(names) - 1}")
     if len(set(names)) < len(names):
         raise DataError("its name is used twice", client=next(name for name in names if names.count(name) > 1))
@@ -142,10 +145,9 @@ def from_arrays(arrays: Mapping[str, Array], provenance: Mapping[str, Any]) -> D
     except TypeError as error:
         raise DataError(f"arrays 'x' and 'y' must hold numbers: {error}") from error
     x = x.reshape(-1, *shape) if shape else x
-    parts = rows_of_clients(owner, len(names), (~test & ~validation, test, validation))
-    pieces = [Pieces(x, y, *part) for part in parts]
+    owners, parts = Owners(owner, len(names)), (~test & ~validation, test, validation)
+    pieces = [Pieces(x, y, owners, part) for part in parts]
     when = None if "time" not in arrays else torch.from_numpy(np.ascontiguousarray(arrays["time"]))
-    times = None if when is None else [when[rows].split(own) for rows, own in parts[:2]]
     groups = {}
     for label, wanted_ones in (("existing", ~new), ("new", new)):
         members = np.flatnonzero(wanted_ones).tolist()
@@ -158,9 +160,9 @@ def from_arrays(arrays: Mapping[str, Array], provenance: Mapping[str, Any]) -> D
                 one = _group(label, [names[c] for c in chosen], *given, classes=classes, dtype=dtype)
                 return one.train, one.test, one.validation
 
-            made = Group(*joined(part_of, [[part.counts[c] for c in members] for part in pieces]))
-            own = times and Times(*(pad_sequence([part[c] for c in members], batch_first=True) for part in times))
-            groups[label] = replace(made, times=own or None)
+            made = Group(*joined(part_of, [part.counts[members].tolist() for part in pieces]))
+            own = when if when is None else Times(*(part.padded(when, members) for part in pieces[:2]))
+            groups[label] = replace(made, times=own)
     if "existing" not in groups:
         raise DataError("there is no existing client", hint="at least one client must take part in the training")
     columns = zip(arrays["feature_name"], arrays["feature_unit"], strict=True)

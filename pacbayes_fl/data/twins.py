@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
+import torch
 
 from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.tensors import client_blocks
 
 _KEYS: Final = 8  # random projections of a row
 _COLUMNS: Final = 32  # of a table whose columns are tried as keys too
@@ -46,26 +48,33 @@ def spread(batches: Sequence[ClientBatch]) -> Array:
     Returns:
         By feature, with the target last [d + 1], in the units of the columns; 0 for one that is constant.
     """
-    parts = [part for batch in batches for part in _by_client(batch)]
-    within = np.stack([part.std(0, dtype=np.float64) for part in parts])
+    numbers = [
+        (np.stack([part.std(0, dtype=np.float64) for part in parts]), np.array([np.abs(part).max(0) for part in parts]))
+        for batch in batches
+        for parts in _by_client(batch)
+        if parts
+    ]
+    within, size = (np.concatenate(each) for each in zip(*numbers, strict=True))
     if batches[0].x.dim() > 3:
         pixels = np.sqrt(np.square(within[:, :-1]).mean(1, keepdims=True))
         within = np.concatenate((np.broadcast_to(pixels, within[:, :-1].shape), within[:, -1:]), 1)
-    size = np.array([np.abs(part).max(0) for part in parts])
     within = np.where(within > 1e-12 * size, within, np.nan)  # rounding of a large constant is no spread
     flat = np.isnan(within).all(0)
     result = np.zeros(within.shape[1])
     result[~flat] = np.nanmedian(within[:, ~flat], 0)
     if flat.any():
-        rest = np.concatenate([part[:, flat] for part in parts]).astype(np.float64)
+        rows = [part[:, flat] for batch in batches for parts in _by_client(batch) for part in parts]
+        rest = np.concatenate(rows).astype(np.float64)
         between = rest.std(0)
         result[flat] = np.where(between > 1e-12 * np.abs(rest).max(0), between, 0.0)
     return result
 
 
-def _by_client(batch: ClientBatch) -> list[Array]:
-    rows, owner = stacked(batch)
-    return [part for part in np.split(rows, np.flatnonzero(np.diff(owner)) + 1) if len(part)]
+def _by_client(batch: ClientBatch) -> Iterator[list[Array]]:
+    """Give the rows of each client that has any, a block of clients at a time."""
+    for own in client_blocks(batch.clients):
+        rows, owner = stacked(batch.select(torch.arange(own.start, own.stop)))
+        yield [part for part in np.split(rows, np.flatnonzero(np.diff(owner)) + 1) if len(part)]
 
 
 def clusters(rows: Array, width: Array, seed: int = 0) -> Array:

@@ -15,9 +15,10 @@ from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.names import shortened
 from pacbayes_fl.pages.chart import listed
 from pacbayes_fl.pages.markup import Content, Element, definitions, folded, section, table, tag
+from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.manifest import read
 from pacbayes_fl.results.moments import array
-from pacbayes_fl.results.records import GROUPS, Result
+from pacbayes_fl.results.records import Result
 from pacbayes_fl.results.updates import since
 from pacbayes_fl.results.warned import read as read_warnings
 
@@ -99,7 +100,7 @@ def paragraph(result: Result, study: JsonMapping) -> str:
 def _trained(result: Result, study: JsonMapping) -> str:
     counts = []
     for group in GROUPS:
-        sizes = [row.m for row in result.clients if row.group == group]
+        sizes = result.rows.sizes(group)
         if sizes:
             rows = f"{sizes[0]}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
             role = "that took part in the training" if group == "existing" else "that never took part"

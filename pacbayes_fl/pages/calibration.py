@@ -10,8 +10,9 @@ from pacbayes_fl.pages import axis
 from pacbayes_fl.pages.chart import Chart
 from pacbayes_fl.pages.markup import Element, figures, section, tag
 from pacbayes_fl.results.calibration import coverage_by_client, pit_histogram
+from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.moments import array
-from pacbayes_fl.results.records import GROUPS, Result
+from pacbayes_fl.results.records import Result
 
 _LEVELS: Final = 21
 
@@ -38,24 +39,32 @@ def calibration(result: Result) -> Element | None:
 
 def _levels(result: Result, group: str) -> Element | None:
     """Observed against predicted quantile levels, of all rows and of the middle 90 % of clients."""
+    from pacbayes_fl.tensors import client_blocks
+
     pit, mask = array(result, f"{group}.pit"), array(result, f"{group}.mask_test")
     if pit is None or mask is None:
         return None
-    real = mask & np.isfinite(pit)
-    rows = real.sum(1)
+    level = np.linspace(0.0, 1.0, _LEVELS)
+    rows, below = np.zeros(len(pit), np.int64), np.zeros((_LEVELS, len(pit)), np.int32)
+    for own in client_blocks(len(pit)):
+        real = mask[own] & np.isfinite(pit[own])
+        rows[own] = real.sum(1)
+        for counts, one in zip(below, level, strict=True):
+            counts[own] = ((pit[own] <= one) & real).sum(1)
     if not rows.any():
         return None
-    level = np.linspace(0.0, 1.0, _LEVELS)
-    below = np.stack([((pit <= one) & real).sum(1) for one in level], 1)  # [K, H]
-    pooled, each = below.sum(0) / rows.sum(), below[rows > 0] / rows[rows > 0, None]
-    error = float(np.abs(each - level).mean())
-    says = f"Mean distance from the diagonal over clients {error:.3f}."
-    title = f"Calibration, {group} clients ({each.shape[0]})"
+    clients, pooled = int((rows > 0).sum()), below.sum(1) / rows.sum()
+    distance, spread = 0.0, np.empty((2, _LEVELS))
+    for at, counts in enumerate(below):
+        each = counts[rows > 0] / rows[rows > 0]
+        distance += float(np.abs(each - level[at]).mean())
+        spread[:, at] = np.quantile(each, [0.05, 0.95])
+    says = f"Mean distance from the diagonal over clients {distance / _LEVELS:.3f}."
+    title = f"Calibration, {group} clients ({clients})"
     ends = (axis.fixed("predicted quantile level", 0, 1), axis.fixed("share of targets below", 0, 1))
     chart = Chart(title, *ends, says, 360, 330)
-    if each.shape[0] > 1:
-        low, high = np.quantile(each, [0.05, 0.95], axis=0)
-        chart.band(level, low, high, "s1", "middle 90 % of clients")
+    if clients > 1:
+        chart.band(level, spread[0], spread[1], "s1", "middle 90 % of clients")
     chart.line(np.array([0.0, 1.0]), np.array([0.0, 1.0]), "faint", "perfect calibration")
     chart.line(level, pooled, "s1", f"all {rows.sum()} test rows")
     chart.note(says)

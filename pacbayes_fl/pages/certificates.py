@@ -12,7 +12,7 @@ from pacbayes_fl.pages import axis
 from pacbayes_fl.pages.chart import Chart
 from pacbayes_fl.pages.markup import Element, definitions, figures, number, section, table, tag
 from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun, is_vacuous, rounded_up
-from pacbayes_fl.results.records import GROUPS
+from pacbayes_fl.results.client_rows import GROUPS
 
 _DRAWN: Final = 40  # clients of a figure, as many as names can be read of
 _NAME: Final = 40

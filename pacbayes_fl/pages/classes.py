@@ -12,10 +12,11 @@ from pacbayes_fl.pages import axis
 from pacbayes_fl.pages.axis import Array
 from pacbayes_fl.pages.chart import Chart
 from pacbayes_fl.pages.markup import Content, Element, figures, folded, number, section, table, tag
+from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.metrics import MODELS
 from pacbayes_fl.results.moments import array
 from pacbayes_fl.results.recorded import ENTROPY
-from pacbayes_fl.results.records import GROUPS, Result
+from pacbayes_fl.results.records import Result
 
 _BINS: Final = 10
 _CLASSES: Final = 30  # of a table of confusion that can be read

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -12,7 +13,8 @@ from pacbayes_fl.pages.calibration import lowest_coverage
 from pacbayes_fl.pages.forecasts import Rows, drawn_clients, forecast, rows_each
 from pacbayes_fl.pages.markup import Content, Element, definitions, number, section, table, tag
 from pacbayes_fl.pages.scores import better, label, shown
-from pacbayes_fl.results.records import GROUPS, ClientRow, Result
+from pacbayes_fl.results.client_rows import GROUPS, ClientRow
+from pacbayes_fl.results.records import Result
 
 _LINES: Final = 5_000  # of the table: some 2 MB
 _PANELS: Final = 1_000  # where there are no drawings
@@ -38,11 +40,9 @@ def clients(result: Result, groups: Mapping[str, Rows], share: float = 1.0) -> E
     rows, attributes, panels = [], list[dict[str, str]](), list[Element]()
     drawings = _drawn(result, groups, share)
     places = dict.fromkeys(GROUPS, 0)
-    for at, row in enumerate(result.clients):
+    for at, row in enumerate(islice(result.clients, lines)):
         place = places[row.group]
         places[row.group] += 1
-        if at >= lines:
-            continue
         identity = f"client-{at}"
         panelled = (row.group, place) in drawings or (not groups and at < _PANELS * share)
         name: Element | str = tag("a", row.name, href=f"#{identity}") if panelled else row.name
@@ -72,16 +72,16 @@ def clients(result: Result, groups: Mapping[str, Rows], share: float = 1.0) -> E
 
 def _drawn(result: Result, groups: Mapping[str, Rows], share: float) -> dict[tuple[str, int], int]:
     """Which clients have a drawing, and of how many rows."""
-    every = [
+    every = (
         (group, at) for group, rows in groups.items() for at in range(rows.y.shape[0]) if bool(rows.real[at].any())
-    ]
-    kept = every[: drawn_clients(share)]
+    )
+    kept = list(islice(every, drawn_clients(share)))
     most = rows_each(len(kept), share)
     return dict.fromkeys(kept, most)
 
 
 def _tools(result: Result) -> Element:
-    taken = [group for group in GROUPS if any(row.group == group for row in result.clients)]
+    taken = [group for group in GROUPS if result.rows.size_of(group)]
     choices = [tag("option", "all groups", value=""), *(tag("option", group, value=group) for group in taken)]
     return tag(
         "div",

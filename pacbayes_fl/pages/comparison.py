@@ -19,12 +19,13 @@ from pacbayes_fl.pages.document import page
 from pacbayes_fl.pages.markup import Element, definitions, figures, folded, number, section, table, tag
 from pacbayes_fl.pages.run import FILE
 from pacbayes_fl.pages.scores import better, boxes, label
+from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.comparison import Cell, direction, load, run_folder
 from pacbayes_fl.results.comparison import table as cells_of
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.results.metrics import comparison_columns, headline_column
 from pacbayes_fl.results.paired import DRAWS, EXACT, paired, ranks
-from pacbayes_fl.results.records import GROUPS, Result
+from pacbayes_fl.results.records import Result
 
 _NAME: Final = 40
 _BOXES: Final = 2  # metrics whose spread is drawn
@@ -45,7 +46,7 @@ def comparison_page(results: Sequence[Result], sizes: dict[str, int] | None = No
     cells = sorted(cells_of(results), key=lambda cell: (columns.index(cell.metric), cell.group))
     methods = list(dict.fromkeys(one.method for one in results))
     seeds = sorted({one.seed for one in results})
-    clients = [f"{sum(row.group == group for row in results[0].clients)} {group}" for group in GROUPS]
+    clients = [f"{results[0].rows.size_of(group)} {group}" for group in GROUPS]
     lead = (
         f"{len(methods)} methods were run on {shortened(results[0].study, 80)}, each with seed"
         f"{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}: {len(results)} runs on the rows of "

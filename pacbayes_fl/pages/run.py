@@ -20,8 +20,9 @@ from pacbayes_fl.pages.forecasts import Rows, rows_of
 from pacbayes_fl.pages.rounds import privacy, rounds
 from pacbayes_fl.pages.scores import results
 from pacbayes_fl.results.certificates import CertifiedRun, tables_of
+from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.manifest import put
-from pacbayes_fl.results.records import GROUPS, Result, load
+from pacbayes_fl.results.records import Result, load
 
 FILE: Final = "report.html"
 """What the page is called in the folder of a run or of a comparison."""

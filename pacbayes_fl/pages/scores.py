@@ -14,12 +14,14 @@ from pacbayes_fl.pages import axis
 from pacbayes_fl.pages.axis import Array
 from pacbayes_fl.pages.chart import Chart, listed
 from pacbayes_fl.pages.markup import Element, figures, number, section, table, tag
+from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.comparison import direction, worst
 from pacbayes_fl.results.metrics import MODELS, PARTS, box_columns, is_raw, metric_of, run_columns
 from pacbayes_fl.results.recorded import RECORDED, with_unit
-from pacbayes_fl.results.records import GROUPS, Result
+from pacbayes_fl.results.records import Result
 
 _BETTER: Final = MappingProxyType({"lower": "lower is better", "higher": "higher is better", "": ""})
+_DOTS: Final = 5_000  # clients that are points of a figure
 _FEW: Final = 5  # clients, of which quartiles say nothing
 _FAR: Final = 6.0  # box lengths from the box, beyond which a point would squash all others
 _NAME: Final = 40
@@ -146,7 +148,7 @@ def spreads(result: Result) -> list[Element]:
         lines = []
         for group in GROUPS:
             values = np.array(result.column(group, name), dtype=np.float64)
-            names = [row.name for row in result.clients if row.group == group]
+            names = result.rows.names(group)
             if np.isfinite(values).any():
                 lines.append((f"{group} ({values.size})", values, names))
         if lines:
@@ -183,10 +185,13 @@ def boxes(title: str, way: str, lines: Sequence[tuple[str, Array, Sequence[str]]
             whiskers = one[(one >= first - step) & (one <= third + step)]
             chart.spans(np.array([at]), whiskers.min(keepdims=True), whiskers.max(keepdims=True), "ink", upright=False)
             chart.mark(_box(chart, at, float(first), float(third), float(middle)))
-        jitter = at + 0.28 * np.sin(2.4 * np.arange(one.size))
-        cut = np.clip(one, low, high)
+        drawn = one if one.size <= _DOTS else one[np.linspace(0, one.size - 1, _DOTS).astype(int)]
+        jitter = at + 0.28 * np.sin(2.4 * np.arange(drawn.size))
+        cut = np.clip(drawn, low, high)
         chart.dots(cut, jitter, "s1")
         _name_far(chart, name, values, clients, (low, high))
+    if any(one.size > _DOTS for one in known):
+        chart.note(f"Of more than {_DOTS} clients as many are points, evenly in the order of the table.")
     if any(one.size < _FEW for one in known):
         chart.note(f"Fewer than {_FEW} clients are points alone.")
     return chart.figure()

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pacbayes_fl.plots.style import FAINT, GROUP_COLOURS, NothingToDrawError, panels, predicted
-from pacbayes_fl.results.records import GROUPS, Result
+from pacbayes_fl.results.client_rows import GROUPS
+from pacbayes_fl.results.records import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pacbayes_fl.names import shortened
 from pacbayes_fl.plots.style import BLUE, FAINT, GREEN, INK, RED, NothingToDrawError, panels
 from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun, is_vacuous
-from pacbayes_fl.results.records import GROUPS
+from pacbayes_fl.results.client_rows import GROUPS
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

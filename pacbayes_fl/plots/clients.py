@@ -23,9 +23,10 @@ from pacbayes_fl.plots.style import (
     panels,
     seed_count,
 )
+from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.comparison import direction
 from pacbayes_fl.results.metrics import box_columns, headline_column
-from pacbayes_fl.results.records import GROUPS, Result
+from pacbayes_fl.results.records import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,7 +62,7 @@ def box_plots(results: Sequence[Result], metrics: Sequence[str] | None = None) -
     if metrics is None:
         metrics = _chosen(list(dict.fromkeys(name for result in results for name in _drawable(result))))
     runs = by_run(results, "\n")
-    taken = {row.group for result in results for row in result.clients}
+    taken = {group for result in results for group in GROUPS if result.rows.size_of(group)}
     groups = [group for group in GROUPS if group in taken]
     values = {
         (metric, group): {
@@ -84,7 +85,7 @@ def box_plots(results: Sequence[Result], metrics: Sequence[str] | None = None) -
             for axis in row:
                 axis.set(ylim=(low, high), ylabel=_with_direction(metric, results[0]))
         for top, bottom, group in zip(axes[0], axes[-1], groups, strict=True):
-            n_clients = max(sum(row.group == group for row in result.clients) for result in results)
+            n_clients = max(result.rows.size_of(group) for result in results)
             top.set_title(f"{group} clients ({n_clients}), {seed_count(results)}")
             bottom.set_xlabel("method")
     return figure
@@ -105,7 +106,7 @@ def client_boxes(result: Result) -> Figure:
         NothingToDrawError: when the clients have no finite metrics.
         PacBayesFLError: when matplotlib is not installed.
     """
-    counts = {group: sum(row.group == group for row in result.clients) for group in GROUPS}
+    counts = {group: result.rows.size_of(group) for group in GROUPS}
     groups = [group for group, count in counts.items() if count]
     metrics = _chosen(_drawable(result))
     if not metrics:
@@ -192,7 +193,7 @@ def _with_direction(metric: str, result: Result) -> str:
 def _name_far(axis: Axes, result: Result, groups: Sequence[str], metric: str) -> None:
     """Name the clients that lie furthest beyond the whiskers of each box."""
     for place, group in enumerate(groups, 1):
-        names = [row.name for row in result.clients if row.group == group]
+        names = result.rows.names(group)
         values = np.array(result.column(group, metric), dtype=np.float64)
         finite = values[np.isfinite(values)]
         if finite.size < _FEW:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pacbayes_fl.plots.style import CYCLE, INK, NothingToDrawError, joint_title, metric_label, panels, seed_count
+from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.comparison import Cell, direction, table
 from pacbayes_fl.results.metrics import comparison_columns
-from pacbayes_fl.results.records import GROUPS, Result
+from pacbayes_fl.results.records import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

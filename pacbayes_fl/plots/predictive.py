@@ -21,8 +21,9 @@ from pacbayes_fl.plots.style import (
     predicted,
     target_label,
 )
+from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.moments import of_group
-from pacbayes_fl.results.records import GROUPS, Result
+from pacbayes_fl.results.records import Result
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -24,8 +24,9 @@ from pacbayes_fl.plots.style import (
     seed_count,
 )
 from pacbayes_fl.results.bootstrap import nested_bootstrap
+from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.metrics import headline_column
-from pacbayes_fl.results.records import GROUPS, SIMULATED_EPSILON, Result
+from pacbayes_fl.results.records import SIMULATED_EPSILON, Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,8 +18,9 @@ from pacbayes_fl.plots.style import (
     panels,
     predicted,
 )
+from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.metrics import BINS, MODELS, PERSONAL
-from pacbayes_fl.results.records import GROUPS, Result
+from pacbayes_fl.results.records import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

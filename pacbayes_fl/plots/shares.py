@@ -8,8 +8,9 @@ import numpy as np
 
 from pacbayes_fl.plots.style import FAINT, GROUP_COLOURS, NothingToDrawError, panels
 from pacbayes_fl.results.calibration import Shares, coverage_by, coverage_by_client, pit_histogram
+from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.recorded import with_unit
-from pacbayes_fl.results.records import GROUPS, Result
+from pacbayes_fl.results.records import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

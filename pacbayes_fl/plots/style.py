@@ -226,7 +226,7 @@ def joint_title(results: Sequence[Result]) -> str:
 
 def group_names(result: Result, group: str) -> list[str]:
     """Return the names of a group's clients, in the order of the rows of its predictions."""
-    return [row.name for row in result.clients if row.group == group]
+    return result.rows.names(group)
 
 
 def predicted(result: Result, group: str, *names: str) -> dict[str, np.ndarray]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import IO, TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from pacbayes_fl import names
 from pacbayes_fl.files import JsonMapping
+from pacbayes_fl.results.client_rows import ClientRows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,28 +31,17 @@ PIT_BINS: Final = 20
 HELD: Final = 0.95
 """Nominal coverage of the intervals that a run keeps, and probability of a band."""
 
+_WRITTEN: Final = 1024  # lines that are written together
 _FEW: Final = 24  # values of a column that are a part of rows each
 _PARTS: Final = 10  # of a column that has more
 _COLUMNS: Final = ("group", "by", "low", "high", "client", "rows", "share", "expected", "band_low", "band_high")
-
-
-class Client(Protocol):
-    """A client of a result."""
-
-    @property
-    def name(self) -> str:
-        """What tables call it."""
-
-    @property
-    def group(self) -> str:
-        """Whether it is "existing" or "new"."""
 
 
 class Result(Protocol):
     """What is read of a finished run, `results.records.Result`."""
 
     @property
-    def clients(self) -> Sequence[Client]:
+    def rows(self) -> ClientRows:
         """Clients, in the order of the rows of predictions in each group."""
 
     @property
@@ -207,7 +198,7 @@ def coverage_by_client(result: Result, group: str) -> Shares | None:
     rows = real.sum(1)
     with np.errstate(invalid="ignore"):
         share = (held & real).sum(1) / rows
-    named = tuple(row.name for row in result.clients if row.group == group)
+    named = tuple(result.rows.names(group))
     none = np.empty(0)
     return Shares(none, none, rows, share, HELD, band(rows, HELD), named)
 
@@ -256,35 +247,44 @@ def tables(result: Result, group: str) -> Mapping[str, Shares]:
     return {name: shares for name, shares in every.items() if shares is not None}
 
 
-def to_csv(result: Result, groups: Sequence[str]) -> bytes | None:
-    """Write all shares of a result as a table.
+def every_table(result: Result, groups: Sequence[str]) -> list[tuple[str, str, Shares]]:
+    """Give all shares of a result.
 
     Args:
         result: a finished run.
         groups: of clients.
 
     Returns:
-        A line per group and part of the rows; None where there is none.
+        Group, what they are by, and the shares.
     """
-    lines = [line for group in groups for by, one in tables(result, group).items() for line in _lines(group, by, one)]
-    if not lines:
-        return None
+    return [(group, by, one) for group in groups for by, one in tables(result, group).items()]
+
+
+def write_csv(file: IO[bytes], tables: Sequence[tuple[str, str, Shares]]) -> None:
+    """Write shares as a table, a line per group and part of the rows.
+
+    Args:
+        file: to write to.
+        tables: from `every_table`.
+    """
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(_COLUMNS)
-    table.writerows(lines)
-    return text.getvalue().encode()
+    lines = (line for one in tables for line in _lines(*one))
+    while some := [*islice(lines, _WRITTEN)]:
+        table.writerows(some)
+        file.write(text.getvalue().encode())
+        text.seek(0)
+        text.truncate()
 
 
-def _lines(group: str, by: str, one: Shares) -> list[list[str]]:
+def _lines(group: str, by: str, one: Shares) -> Iterator[list[str]]:
     """A line of the table per part."""
 
     def number(value: float) -> str:
         return repr(float(value)) if math.isfinite(value) else ""
 
-    lines = []
     for h in range(len(one.rows)):
         ends = ["", "", names.to_cell(one.names[h])] if one.names else [number(one.low[h]), number(one.high[h]), ""]
         numbers = [number(value) for value in (one.share[h], one.expected, *one.band[:, h])]
-        lines.append([group, names.to_cell(by), *ends, str(int(one.rows[h])), *numbers])
-    return lines
+        yield [group, names.to_cell(by), *ends, str(int(one.rows[h])), *numbers]

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 from pacbayes_fl import names
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, DataError, StudyError
 from pacbayes_fl.files import JsonMapping, JsonTable, checksum
+from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.frames import frame
 from pacbayes_fl.results.manifest import put
-from pacbayes_fl.results.records import GROUPS
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -16,11 +16,12 @@ from pacbayes_fl.files import refuse_link
 from pacbayes_fl.names import as_html, printable, to_folder
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results import records as results
+from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.folder import refuse_links
 from pacbayes_fl.results.frames import frame
 from pacbayes_fl.results.manifest import verify
 from pacbayes_fl.results.metrics import comparison_columns, metric_of
-from pacbayes_fl.results.records import GROUPS, Result
+from pacbayes_fl.results.records import Result
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -108,10 +109,9 @@ def worst(results: Sequence[Result], group: str, metric: str) -> Worst | None:
         return None
     values: dict[str, list[float]] = {}
     for result in results:
-        for row in result.clients:
-            value = float(row.metrics.get(metric, math.nan))
-            if row.group == group and not math.isnan(value):
-                values.setdefault(row.name, []).append(value)
+        for name, value in zip(result.rows.names(group), result.column(group, metric), strict=True):
+            if not math.isnan(value):
+                values.setdefault(name, []).append(value)
     means = {client: statistics.fmean(numbers) for client, numbers in values.items()}
     if not means:
         return None

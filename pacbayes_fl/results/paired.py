@@ -61,10 +61,9 @@ def by_client(results: Sequence[Result], group: str, metric: str) -> dict[str, d
     values: dict[str, dict[str, list[float]]] = {}
     for result in results:
         own = values.setdefault(result.method, {})
-        for row in result.clients:
-            value = float(row.metrics.get(metric, math.nan))
-            if row.group == group and math.isfinite(value):
-                own.setdefault(row.name, []).append(value)
+        for name, value in zip(result.rows.names(group), result.column(group, metric), strict=True):
+            if math.isfinite(value):
+                own.setdefault(name, []).append(value)
     return {method: {name: math.fsum(v) / len(v) for name, v in own.items()} for method, own in values.items()}
 
 

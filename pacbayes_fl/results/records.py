@@ -7,12 +7,10 @@ a whole or not at all.
 from __future__ import annotations
 
 import copy
-import csv
-import io
 import json
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +22,7 @@ from pacbayes_fl.errors import StudyError, shown
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.results import calibration
 from pacbayes_fl.results import ended as results_ended
+from pacbayes_fl.results.client_rows import FIXED, GROUPS, ClientRow, ClientRows, read_csv
 from pacbayes_fl.results.folder import FILES, RELEASED, refuse_links
 from pacbayes_fl.results.frames import frame
 from pacbayes_fl.results.manifest import put, put_written, verify
@@ -35,42 +34,12 @@ if TYPE_CHECKING:  # imported where it is used: what a command line asks first n
     from pandas import DataFrame
     from torch import Tensor
 
-GROUPS: Final = ("existing", "new")
 SUPPOSED: Final = "_if_noise_were_secret"
 SIMULATED_EPSILON: Final = f"epsilon{SUPPOSED}"
 """What an epsilon is called whose noise came from a seed, and so hides nothing from whoever knows that seed."""
 TASKS: Final = ("regression", "classification")
 _LABELS: Final = MappingProxyType({"privacy": dict, "selections": dict, "calibration_bins": int})  # what tables print
-_FIXED: Final = ("id", "group", "name", "m")
 _PACKAGES: Final = ("pacbayes_fl", "torch", "gpytorch", "linear_operator", "pyro-ppl", "numpy", "safetensors")
-
-
-@dataclass(frozen=True)
-class ClientRow:
-    """One line of `clients.csv`: a client's metrics in one group.
-
-    Args:
-        id: the stable client number.
-        name: what tables call it.
-        group: "existing" (took part in training) or "new" (never trained).
-        m: its training rows.
-        metrics: numbers by name; NaN says that the metric does not apply, absence that it was not taken. Classifiers
-            have pm.accuracy, pm.nll, pm.brier, pm.ece and pm.mce of the personal model, averaged over draws of its
-            weights, pm.mean_weights.accuracy and so on of its mean weights, and the same with gm. for a global model.
-    """
-
-    id: int
-    name: str
-    group: str
-    m: int
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Check that the table can hold the values."""
-        if self.group not in GROUPS:
-            raise StudyError(f"group must be one of {', '.join(GROUPS)}, got {self.group!r}", client=self.name)
-        if taken := [name for name in self.metrics if name in (*_FIXED, "n_clients", "")]:
-            raise StudyError(f"metrics cannot be called {', '.join(map(repr, taken))}", client=self.name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +52,7 @@ class Result:
         seed: the run's seed.
         task: "regression" or "classification".
         rounds: one record a round.
-        clients: one row per client and group.
+        clients: one row per client and group, kept as `ClientRows`.
         predictions: flat names "existing.mean" and so on: for each group x_train [K, N, d], y_train [K, N],
             mask_train [K, N], x_test [K, M, d], y_test, mask_test, mean, std, lower, upper, pit [K, M], with clients
             in the order of that group's rows and everything in the data's own units; pit_below [K, M], where targets
@@ -101,13 +70,22 @@ class Result:
     seed: int
     task: str
     rounds: tuple[RoundRecord, ...] = ()
-    clients: tuple[ClientRow, ...] = ()
+    clients: Sequence[ClientRow] = ()
     predictions: Mapping[str, Tensor] = field(default_factory=dict)
     labels: JsonMapping = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Take the rows of clients apart."""
+        object.__setattr__(self, "clients", ClientRows.of(self.clients))
+
+    @property
+    def rows(self) -> ClientRows:
+        """The rows of clients, by column."""
+        return ClientRows.of(self.clients)
+
     def __repr__(self) -> str:
         """What was run, on how many clients, in one line; the numbers are in `summary`."""
-        counts = [f"{sum(row.group == group for row in self.clients)} {group}" for group in GROUPS]
+        counts = [f"{self.rows.size_of(group)} {group}" for group in GROUPS]
         ran = f"{self.method} on {self.study}, seed {self.seed}, {len(self.rounds)} rounds"
         text = f"{ran}, {' and '.join(counts)} clients, {self.task}: {', '.join(self.metrics)}"
         return f"Result({names.printable(text)})"
@@ -138,7 +116,7 @@ class Result:
         """
         if table == "clients":
             about = [(row.id, row.group, row.name, row.m) for row in self.clients]
-            numbers, fixed = [row.metrics for row in self.clients], _FIXED
+            numbers, fixed = [row.metrics for row in self.clients], FIXED
         elif table == "rounds":
             about = [(one.round, one.clients, len(one.dropped)) for one in self.rounds]  # type: ignore[misc]
             numbers, fixed = [one.values for one in self.rounds], ("round", "clients", "dropped")  # type: ignore[assignment]
@@ -156,16 +134,16 @@ class Result:
     @property
     def metrics(self) -> tuple[str, ...]:
         """Names of all metrics, in the order in which the clients' rows first mention them."""
-        return tuple(dict.fromkeys(name for row in self.clients for name in row.metrics))
+        return self.rows.metrics
 
     def column(self, group: str, metric: str) -> list[float]:
         """Return a metric of every client of a group, in the order of the rows; NaN where a client has none."""
-        return [float(row.metrics.get(metric, math.nan)) for row in self.clients if row.group == group]
+        return self.rows.column(group, metric)
 
     def not_finite(self, group: str, metric: str) -> dict[str, str]:
         """Name the clients of a group with a non-finite score, and the score: "nan", "inf" or "-inf"."""
-        scores = {row.name: row.metrics[metric] for row in self.clients if row.group == group and metric in row.metrics}
-        return {name: f"{score:g}" for name, score in scores.items() if not math.isfinite(score)}
+        own = (self.rows.names(group), self.column(group, metric), self.rows.taken(group, metric))
+        return {n: f"{score:g}" for n, score, taken in zip(*own, strict=True) if taken and not math.isfinite(score)}
 
     def summary(self, seed: int = 0) -> JsonTable:
         """Summarise the clients of each group, as in `metrics.json`.
@@ -198,7 +176,7 @@ class Result:
 
         groups: JsonTable = {}
         for group in GROUPS:
-            if not (n_clients := sum(row.group == group for row in self.clients)):
+            if not (n_clients := self.rows.size_of(group)):
                 continue
             groups[group] = {"n_clients": n_clients}
             columns = {metric: np.asarray(self.column(group, metric), dtype=np.float64) for metric in self.metrics}
@@ -244,12 +222,16 @@ class Result:
         put(folder, {"metrics.json": None})
         written: dict[str, bytes | None] = {
             "rounds.jsonl": "".join(map(to_line, self.rounds)).encode(),
-            "clients.csv": _clients_csv(self).encode(),
-            calibration.FILE: calibration.to_csv(self, GROUPS),
             "labels.json": labels.encode(),
             "metrics.json": _json(self.summary()).encode(),
         }
         put_written(folder, "predictions.safetensors", lambda file: tensor_file.write(file, self.predictions))
+        put_written(folder, "clients.csv", self.rows.write_csv)
+        tables = calibration.every_table(self, GROUPS)
+        if tables:
+            put_written(folder, calibration.FILE, lambda file: calibration.write_csv(file, tables))
+        else:
+            written[calibration.FILE] = None
         put(folder, written, last=True)
 
     def __eq__(self, other: object) -> bool:
@@ -260,7 +242,7 @@ class Result:
         return (
             (self.study, self.method, self.seed, self.task) == (other.study, other.method, other.seed, other.task)
             and [*map(to_line, self.rounds)] == [*map(to_line, other.rounds)]
-            and _clients_csv(self) == _clients_csv(other)
+            and self.rows == other.rows
             and _json(self.labels) == _json(other.labels)
             and own.keys() == others.keys()
             and all(_same(tensor, others[name]) for name, tensor in own.items())
@@ -295,17 +277,6 @@ def _statistics(values: np.ndarray, interval: tuple[float, float, float]) -> Jso
         std = float(values.std(ddof=1)) if values.size > 1 else 0.0 if values.size else math.nan
         median = float(np.median(values)) if values.size else math.nan
     return {"mean": number(mean), "std": number(std), "median": number(median), "interval": [number(low), number(high)]}
-
-
-def _clients_csv(result: Result) -> str:
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    metrics = result.metrics
-    table.writerow([*_FIXED, *map(names.to_cell, metrics)])
-    for row in result.clients:  # repr of a float reads back as the same float; an empty cell is a metric not taken
-        cells = [repr(float(row.metrics[name])) if name in row.metrics else "" for name in metrics]
-        table.writerow([row.id, row.group, names.to_cell(row.name), row.m, *cells])
-    return text.getvalue()
 
 
 def no_run(folder: Path, missing: str) -> StudyError:
@@ -367,20 +338,7 @@ def load(folder: Path | str) -> Result:
         if task not in TASKS:
             raise ValueError(f"'task' must be {' or '.join(TASKS)}, got {shown(task)}")
     with readable(folder / "clients.csv") as path, path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.reader(file))
-        if tuple(rows[0][:4]) != _FIXED:
-            raise ValueError(f"expected columns {', '.join(_FIXED)}, got {', '.join(rows[0][:4])}")
-        metrics = [*map(names.from_cell, rows[0][4:])]
-        clients = tuple(
-            ClientRow(
-                int(client),
-                names.from_cell(name),
-                group,
-                int(m),
-                {metric: float(cell) for metric, cell in zip(metrics, cells, strict=True) if cell},
-            )
-            for client, group, name, m, *cells in rows[1:]
-        )
+        clients = read_csv(file)
     with readable(folder / "predictions.safetensors") as path:
         predictions = safetensors.torch.load(path.read_bytes())
     with readable(folder / "labels.json") as path:

@@ -18,7 +18,7 @@ from pacbayes_fl.federation.frames import Array, Frame
 from pacbayes_fl.federation.mail import Mail
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods.base import AnyMethod
-from pacbayes_fl.results.records import ClientRow
+from pacbayes_fl.results.client_rows import ClientRow
 from pacbayes_fl.study.apart import Hello, Roster
 from pacbayes_fl.study.evaluate import points
 from pacbayes_fl.study.evaluate.points import Total

@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from pacbayes_fl import tensors
 from pacbayes_fl.data import split, tables, twins
 from pacbayes_fl.data.archives import Array, read_npz
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import UNREADABLE, DataError, StudyError
+from pacbayes_fl.files import Entries, write_json
 from pacbayes_fl.methods.pac_pfl.folds import balanced_folds
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.results.manifest import put
+from pacbayes_fl.results.manifest import put, put_written
 from pacbayes_fl.study import fingerprints
 from pacbayes_fl.study.file import Study
 
@@ -273,12 +275,15 @@ class TrainingHistory:
                 if name in self.clients:
                     what = "it took part in this run's training before, and cannot be a client that never trained"
                     raise DataError(what, client=name, hint="choose another --out")
-        seen, cells = known.groups["existing"].train, {}
+        seen, cells = known.groups["existing"].train, dict[str, Array]()
         if not images:
-            stacked, owner = twins.stacked(seen)
-            named = twins.cells(stacked, np.array(width), salt)
-            cuts = np.searchsorted(owner, np.arange(1, len(seen.names)))  # rows lie client after client
-            cells = {name: part.reshape(-1) for name, part in zip(seen.names, np.split(named, cuts), strict=True)}
+            for own in tensors.client_blocks(seen.clients):
+                part = seen.select(torch.arange(own.start, own.stop))
+                stacked, owner = twins.stacked(part)
+                named = np.split(
+                    twins.cells(stacked, np.array(width), salt), np.searchsorted(owner, np.arange(1, part.clients))
+                )  # rows lie client after client
+                cells |= {name: one.reshape(-1) for name, one in zip(part.names, named, strict=True)}
         none = np.zeros(0, dtype=np.uint64)
         clients = {name: TrainedClient(rows, cells.get(name, none)) for name, rows in now.items()}
         return TrainingHistory({**self.clients, **clients}, self._dealt(study, dataset), salt, width)
@@ -302,9 +307,12 @@ class TrainingHistory:
         Raises:
             CheckpointError: when it cannot be written.
         """
-        clients = {name: [one.rows, _packed(one.cells)] for name, one in self.clients.items()}
+        clients = Entries(self._packed_clients, len(self.clients))
         kept = {"salt": f"{self.salt:x}", "width": self.width, "fold": self.fold, "clients": clients}
-        put(folder, {HISTORY: (json.dumps(kept, indent=1) + "\n").encode()})
+        put_written(folder, HISTORY, lambda file: write_json(file, kept))
+
+    def _packed_clients(self) -> Iterator[tuple[str, object]]:
+        return ((name, [one.rows, _packed(one.cells)]) for name, one in self.clients.items())
 
     def fold_of(self, clients: ClientBatch) -> dict[int, int]:
         """Give the fold of each of some clients, by id.

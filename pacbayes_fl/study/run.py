@@ -24,8 +24,9 @@ from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.names import printable
 from pacbayes_fl.privacy.guarantees import Replacement
 from pacbayes_fl.privacy.outside import Rehearsal, Releases
+from pacbayes_fl.results.client_rows import ClientRows
 from pacbayes_fl.results.metrics import Metric
-from pacbayes_fl.results.records import ClientRow, Result
+from pacbayes_fl.results.records import Result
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.results.warned import heard
 from pacbayes_fl.study import choices, duration, held_rows, privacy, residuals, saved_rows, scaling
@@ -350,7 +351,7 @@ def report(trained: Trained, ranks: Ranks | None = None) -> Result:
 
         own = regression.state_of(trained.method, trained.state, name, group)
         reports.append(shards.report(scored, own, group, ranks))
-    rows = tuple(row for one in reports for row in one.rows)
+    rows = ClientRows.joined([one.rows for one in reports])
     return Result(
         study.name,
         study.method.name,
@@ -367,7 +368,7 @@ def _task(dataset: tables.Dataset) -> str:
     return "regression" if dataset.classes is None else "classification"
 
 
-def _labels(trained: Trained, rows: Sequence[ClientRow]) -> JsonTable:
+def _labels(trained: Trained, rows: ClientRows) -> JsonTable:
     about = trained.study, trained.method, trained.state.round, trained.dataset, trained.groups["existing"].shared
     fell_back = {"fell_back": list(trained.fell_back)} if trained.fell_back else {}
     return described.labels(*about, rows, trained.rounds) | fell_back

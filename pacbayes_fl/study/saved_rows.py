@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 from torch import Tensor
 
 from pacbayes_fl.data import tables
+from pacbayes_fl.data.archives import write_npz
 from pacbayes_fl.errors import UNREADABLE, DataError, StudyError
 from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.methods.base import AnyMethod
@@ -55,7 +55,7 @@ def save(folder: Path, study: Study, dataset: tables.Dataset) -> None:
     """
     if study.report.keep == "all":
         arrays = to_saved(dataset)
-        put_written(folder, ROWS, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
+        put_written(folder, ROWS, lambda file: write_npz(file, arrays))
         return
     salt = secrets.token_hex(16)
     columns = [column.name for column in (*dataset.features, dataset.target)]

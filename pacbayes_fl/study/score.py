@@ -17,8 +17,9 @@ from pacbayes_fl.data.user_tables import Table
 from pacbayes_fl.errors import DataError, StudyError, caller_stacklevel
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.names import to_cell
+from pacbayes_fl.results.client_rows import ClientRows
 from pacbayes_fl.results.folder import write_atomic
-from pacbayes_fl.results.records import ClientRow, Result
+from pacbayes_fl.results.records import Result
 from pacbayes_fl.study import user_rows
 from pacbayes_fl.study.data import ScaledGroup, check_targets
 from pacbayes_fl.study.evaluate import classification, regression
@@ -151,7 +152,7 @@ def score(trained: Trained, path: Path | str, clients: Sequence[str] = ()) -> Sc
         warnings.warn(what, stacklevel=caller_stacklevel())
     if not reports:
         raise DataError(f"{path} has no row to score: each lacks a value, or its client has learned from it")
-    lines: tuple[ClientRow, ...] = tuple(row for one in reports for row in one.rows)
+    lines = ClientRows.joined([one.rows for one in reports])
     flat = {name: tensor.cpu() for one in reports for name, tensor in one.predictions.items()}
     labels = {"round": trained.state.round, **regression.notes(metrics), "test_rows": f"those of {Path(path).name}"}
     task = "regression" if numbers else "classification"

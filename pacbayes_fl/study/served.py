@@ -22,9 +22,10 @@ from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.federation.remote_player import RemotePlayer
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.results.client_rows import ClientRows
 from pacbayes_fl.results.folder import NODES
 from pacbayes_fl.results.manifest import put
-from pacbayes_fl.results.records import ClientRow, Result, environment
+from pacbayes_fl.results.records import Result, environment
 from pacbayes_fl.results.rounds import RoundRecord, truncate_rounds
 from pacbayes_fl.study import apart, privacy, scaling
 from pacbayes_fl.study.apart import Hello, Roster
@@ -132,7 +133,7 @@ def serve(
         about = described.labels(study, method, state.round, schema, shared, rows, records)
         task = "regression" if known.schema.classes is None else "classification"
         name, labels = study.method.name, about | labels
-        result = Result(study.name, name, study.seed, task, tuple(records), tuple(rows), labels=labels)
+        result = Result(study.name, name, study.seed, task, tuple(records), rows, labels=labels)
         folder.finish(result, study.report.page)
         return result
 
@@ -171,12 +172,12 @@ def _finished(
     known: Roster,
     state: FederationState,
     aggregator: PrivateAggregator | None,
-) -> list[ClientRow]:
+) -> ClientRows:
     """Let nodes personalise after the last round, and give the lines of the clients that share them."""
     spent = None if aggregator is None else aggregator.ledger.path.read_bytes()
     released = None if aggregator is None else len(aggregator.ledger)
     came = nodes.finish(method, state, study.seed, spent, released)
-    return rows_of(came, hellos, known) if "metrics" in apart.shares(study) else []
+    return ClientRows.of(rows_of(came, hellos, known) if "metrics" in apart.shares(study) else ())
 
 
 def _greeted(mail: Mail, seconds: float) -> dict[int, Hello]:

@@ -14,8 +14,9 @@ from pacbayes_fl.cli.layout import number
 from pacbayes_fl.cli.output import give_forecast, print_bins, print_cells, print_certificates, print_table, progress
 from pacbayes_fl.names import shortened
 from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun
+from pacbayes_fl.results.client_rows import ClientRow
 from pacbayes_fl.results.comparison import Cell
-from pacbayes_fl.results.records import ClientRow, Result
+from pacbayes_fl.results.records import Result
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study.forecast import Forecast
 from tests.hostile import NAMES

@@ -11,7 +11,7 @@ import torch
 from pacbayes_fl import tensors
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.client_blocks import by_block
+from pacbayes_fl.data.client_blocks import Owners, Pieces, by_block
 from pacbayes_fl.errors import DataError
 from pacbayes_fl.study.run import run
 from tests.tiny import tiny
@@ -52,6 +52,25 @@ def test_blocks_make_the_same_groups_and_the_same_long_form(monkeypatch: pytest.
                 assert all(torch.equal(getattr(one, leaf), getattr(other, leaf)) for leaf in ("x", "y", "mask"))
     again = tables.to_arrays(blocks)
     assert long.keys() == again.keys() and all(np.array_equal(long[name], again[name]) for name in long)
+
+
+@pytest.mark.parametrize("owner", [[1, 0, 1, 3, 0], [0, 0, 1, 1, 3], [0, 1, 1, 0, 3]])
+def test_rows_come_client_after_client_in_their_order(owner: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "_ROWS", 2)
+    part, x = torch.tensor([True, True, True, False, True]), torch.arange(5.0)
+    owners = Owners(np.array(owner), 4)
+    pieces, others = Pieces(x, x + 1, owners, part), Pieces(x, x + 1, owners, ~part)
+    for k in range(4):
+        own = [row for row in range(5) if owner[row] == k]
+        for known, wanted in ((pieces, True), (others, False)):
+            rows = [float(row) for row in own if bool(part[row]) == wanted]
+            assert known.of(k)[0].tolist() == rows and known.of(k)[1].tolist() == [row + 1 for row in rows]
+            assert known.counts[k] == len(rows)
+    longest = max(int(count) for count in pieces.counts)
+    assert [row[row > 0].tolist() for row in pieces.padded(x, [1, 0])] == [
+        [row for row in pieces.of(k)[0].tolist() if row] for k in (1, 0)
+    ]
+    assert pieces.padded(x, [0, 1, 2, 3]).shape == (4, longest)
 
 
 def test_new_rows_of_clients_are_made_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,8 @@ from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.results import bootstrap
 from pacbayes_fl.results import records as results
-from pacbayes_fl.results.records import ClientRow, Result
+from pacbayes_fl.results.client_rows import ClientRow
+from pacbayes_fl.results.records import Result
 from pacbayes_fl.study import run as study
 from tests.laws.cases import Toy, bits, federation, from_recipe, rows_for
 from tests.tiny import quick, tiny

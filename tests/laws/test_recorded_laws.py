@@ -14,9 +14,10 @@ from pacbayes_fl.methods import METHODS
 from pacbayes_fl.plots import NothingToDrawError, diagnostics, learning_curve, uncertainty_histograms
 from pacbayes_fl.plots.learning import drawn_by_default
 from pacbayes_fl.plots.style import metric_label
+from pacbayes_fl.results.client_rows import ClientRow
 from pacbayes_fl.results.metrics import MEAN_WEIGHTS, MODELS, VALIDATION, metric_of
 from pacbayes_fl.results.recorded import RECORDED
-from pacbayes_fl.results.records import ClientRow, Result
+from pacbayes_fl.results.records import Result
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study.run import run
 from tests.plots.conftest import make_classes, make_result

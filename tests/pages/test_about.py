@@ -8,7 +8,8 @@ from pathlib import Path
 from pacbayes_fl.pages import about
 from pacbayes_fl.pages.about import Known
 from pacbayes_fl.pages.markup import to_html
-from pacbayes_fl.results.records import ClientRow, Result
+from pacbayes_fl.results.client_rows import ClientRow
+from pacbayes_fl.results.records import Result
 
 NOTHING = Known({}, {}, [], {}, "")
 

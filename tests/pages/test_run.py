@@ -13,8 +13,9 @@ from pacbayes_fl import pages
 from pacbayes_fl.pages.about import Known
 from pacbayes_fl.pages.document import MOST
 from pacbayes_fl.pages.run import FILE, refresh, run_page, write_run
+from pacbayes_fl.results.client_rows import ClientRow
 from pacbayes_fl.results.manifest import put, read
-from pacbayes_fl.results.records import ClientRow, Result, load
+from pacbayes_fl.results.records import Result, load
 from pacbayes_fl.study.run import run
 from tests.plots.conftest import make_result
 from tests.tiny import tiny

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pacbayes_fl.results.records import ClientRow, Result
+from pacbayes_fl.results.client_rows import ClientRow
+from pacbayes_fl.results.records import Result
 from pacbayes_fl.results.rounds import RoundRecord
 
 Z = 1.959963984540054

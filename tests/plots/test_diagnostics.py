@@ -10,7 +10,8 @@ import pytest
 from matplotlib.axes import Axes
 
 from pacbayes_fl.plots import NothingToDrawError, diagnostics, learning_curve
-from pacbayes_fl.results.records import ClientRow, Result
+from pacbayes_fl.results.client_rows import ClientRow
+from pacbayes_fl.results.records import Result
 from pacbayes_fl.results.rounds import RoundRecord
 
 pytestmark = pytest.mark.filterwarnings("error")

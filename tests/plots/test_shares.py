@@ -9,7 +9,8 @@ import pytest
 
 from pacbayes_fl.plots import NothingToDrawError, coverage, pit_histograms
 from pacbayes_fl.results.calibration import coverage_by, coverage_by_client, pit_histogram
-from pacbayes_fl.results.records import GROUPS, Result
+from pacbayes_fl.results.client_rows import GROUPS
+from pacbayes_fl.results.records import Result
 
 pytestmark = pytest.mark.filterwarnings("error")
 

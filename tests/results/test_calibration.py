@@ -13,8 +13,9 @@ from scipy import stats
 
 from pacbayes_fl.posteriors.censored import CensoredMixture
 from pacbayes_fl.posteriors.predictive import NormalMixture
-from pacbayes_fl.results import calibration, records
-from pacbayes_fl.results.records import ClientRow, Result
+from pacbayes_fl.results import calibration
+from pacbayes_fl.results.client_rows import GROUPS, ClientRow
+from pacbayes_fl.results.records import Result
 
 K, M = 6, 400
 Z = stats.norm.ppf(0.975)
@@ -133,11 +134,11 @@ def test_a_client_without_rows_has_no_share() -> None:
 
 
 def test_the_table_holds_what_the_functions_give() -> None:
-    text = calibration.to_csv(RIGHT, records.GROUPS)
-    assert text is not None
-    lines = list(csv.DictReader(io.StringIO(text.decode())))
+    file = io.BytesIO()
+    calibration.write_csv(file, calibration.every_table(RIGHT, GROUPS))
+    lines = list(csv.DictReader(io.StringIO(file.getvalue().decode())))
     assert [line["by"] for line in lines] == ["pit"] * 20 + ["hour of day"] * 24 + ["client"] * K
     pit, client = calibration.pit_histogram(RIGHT, "existing"), lines[-1]
     assert pit is not None and [float(line["share"]) for line in lines[:20]] == pit.share.tolist()
     assert (client["client"], client["low"], client["rows"]) == ("client_5", "", str(M))
-    assert calibration.to_csv(replace(RIGHT, predictions={}), records.GROUPS) is None
+    assert calibration.every_table(replace(RIGHT, predictions={}), GROUPS) == []

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from pacbayes_fl.errors import DataError, StudyError
+from pacbayes_fl.results.client_rows import ClientRow
 from pacbayes_fl.results.comparison import FILE, direction, is_comparison, load, run_folder, table, worst
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.results.metrics import comparison_columns, headlines
-from pacbayes_fl.results.records import ClientRow, Result
+from pacbayes_fl.results.records import Result
 from tests.hostile import NAMES
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from pacbayes_fl.results.client_rows import ClientRow
 from pacbayes_fl.results.paired import by_client, holm, paired, ranks, sign_flip
-from pacbayes_fl.results.records import ClientRow, Result
+from pacbayes_fl.results.records import Result
 
 
 def made(method: str, values: list[float], seed: int = 0, metric: str = "rsmse") -> Result:

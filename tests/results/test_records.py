@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacbayes_fl.errors import CheckpointError, DataError, StudyError
+from pacbayes_fl.results.client_rows import ClientRow
 from pacbayes_fl.results.folder import write_atomic
-from pacbayes_fl.results.records import ClientRow, Result, environment, load
+from pacbayes_fl.results.records import Result, environment, load
 from pacbayes_fl.results.rounds import RoundRecord, Steps, append_round, read_rounds, truncate_rounds
 
 

@@ -20,9 +20,10 @@ from pacbayes_fl.errors import CheckpointError, PacBayesFLError, StudyError
 from pacbayes_fl.names import from_cell
 from pacbayes_fl.results import records as results
 from pacbayes_fl.results.bootstrap import nested_bootstrap
+from pacbayes_fl.results.client_rows import ClientRow
 from pacbayes_fl.results.comparison import Cell, table
 from pacbayes_fl.results.metrics import comparison_columns
-from pacbayes_fl.results.records import ClientRow, Result
+from pacbayes_fl.results.records import Result
 from pacbayes_fl.study import compare as study_compare
 from pacbayes_fl.study.compare import compare, varied, write
 from pacbayes_fl.study.file import Study

@@ -19,9 +19,9 @@ from pacbayes_fl.files import JsonTable
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.posteriors.classes import ClassMixture
 from pacbayes_fl.posteriors.predictive import ClassPredictive
+from pacbayes_fl.results.client_rows import GROUPS, ClientRows
 from pacbayes_fl.results.metrics import MEAN_WEIGHTS, MODELS, VALIDATION, Metric, headline
 from pacbayes_fl.results.recorded import ENTROPY
-from pacbayes_fl.results.records import ClientRow
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate.regression import Report, notes, state_of
@@ -103,13 +103,9 @@ def evaluate(
         shape = (*test.y.shape, predictions.probs.shape[-1])
         blank = probs.setdefault(f"{group}.{model}.probs", torch.full(shape, torch.nan, device=test.x.device))
         blank[index] = torch.where(rows.mask.unsqueeze(-1), predictions.probs.float(), torch.nan)
-    lists = {name: column.tolist() for name, column in columns.items()}
-    sizes = [int(m) for m in scaled.train.size.tolist()]
-    out = [
-        ClientRow(i, name, group, m, {metric: values[k] for metric, values in lists.items()})
-        for k, (i, name, m) in enumerate(zip(test.ids, test.names, sizes, strict=True))
-    ]
-    return Report(out, {f"{group}.y_test": test.y, f"{group}.mask_test": test.mask} | probs)
+    lists = {name: column.double().cpu().numpy() for name, column in columns.items()}
+    rows_out = ClientRows.of_group(group, test.ids, test.names, (int(m) for m in scaled.train.size.tolist()), lists)
+    return Report(rows_out, {f"{group}.y_test": test.y, f"{group}.mask_test": test.mask} | probs)
 
 
 def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: FederationPlan) -> dict[str, Tensor]:
@@ -211,7 +207,7 @@ def selections(rounds: Sequence[RoundRecord]) -> JsonTable:
 
 
 def labels(
-    method: AnyMethod, rows: Sequence[ClientRow], rounds: Sequence[RoundRecord], metrics: Mapping[str, Metric]
+    method: AnyMethod, rows: ClientRows, rounds: Sequence[RoundRecord], metrics: Mapping[str, Metric]
 ) -> JsonTable:
     """Describe every number of a run (`labels.json`).
 
@@ -234,5 +230,6 @@ def labels(
         "are of probabilities averaged over the draws",
     }
     out |= notes(metrics)
-    kept = [row.metrics["kept"] for row in rows if "kept" in row.metrics]
+    every = [(rows.column(group, "kept"), rows.taken(group, "kept")) for group in GROUPS]
+    kept = [value for own in every for value, taken in zip(*own, strict=True) if taken]
     return out | method.about() | ({"kept": math.fsum(kept) / len(kept)} if kept else {})

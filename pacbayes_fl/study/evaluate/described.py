@@ -8,8 +8,8 @@ from pacbayes_fl.data import tables
 from pacbayes_fl.data.scaling import Shared
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.results.client_rows import ClientRows
 from pacbayes_fl.results.folder import leaving
-from pacbayes_fl.results.records import ClientRow
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study import scaling
 from pacbayes_fl.study.evaluate import classification, coverage, regression
@@ -22,7 +22,7 @@ def labels(
     round: int,
     dataset: tables.Dataset,
     shared: Shared,
-    rows: Sequence[ClientRow],
+    rows: ClientRows,
     rounds: Sequence[RoundRecord],
 ) -> JsonTable:
     """Describe a run (`labels.json`).

@@ -27,8 +27,8 @@ from pacbayes_fl.posteriors.functions.conditioning import centre
 from pacbayes_fl.posteriors.predictive import NormalMixture, RegressionPredictive
 from pacbayes_fl.posteriors.transformed import TransformedMixture
 from pacbayes_fl.results import metrics as table
+from pacbayes_fl.results.client_rows import ClientRows
 from pacbayes_fl.results.metrics import RAW, Metric, headline, of_task
-from pacbayes_fl.results.records import ClientRow
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.residuals import GAUSSIAN, ErrorShape
@@ -44,7 +44,7 @@ BAND = (0.025, 0.975)
 class Report(NamedTuple):
     """Rows of `clients.csv` and tensors of `predictions.safetensors` for one group."""
 
-    rows: list[ClientRow]
+    rows: ClientRows
     predictions: dict[str, Tensor]
 
 
@@ -259,13 +259,8 @@ def evaluate(
     if by is not None:
         tensors["coverage_by"] = torch.where(test.mask, by, torch.nan)
     _say_far(test.names, far.tolist())
-    sizes = [int(m) for m in scaled.train.size.tolist()]
-    names = (test.ids, test.names, sizes)
-    lists = {name: column.tolist() for name, column in columns.items()}
-    rows_out = [
-        ClientRow(i, name, group, m, {metric: values[k] for metric, values in lists.items()})
-        for k, (i, name, m) in enumerate(zip(*names, strict=True))
-    ]
+    lists = {name: column.double().cpu().numpy() for name, column in columns.items()}
+    rows_out = ClientRows.of_group(group, test.ids, test.names, (int(m) for m in scaled.train.size.tolist()), lists)
     return Report(rows_out, {f"{group}.{name}": tensor for name, tensor in (_inputs(scaled) | tensors).items()})
 
 

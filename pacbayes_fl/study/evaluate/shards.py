@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -17,7 +16,7 @@ from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.federation.ranks import Ranks
 from pacbayes_fl.federation.shards import own_positions
 from pacbayes_fl.methods.base import AnyMethod
-from pacbayes_fl.results.records import ClientRow
+from pacbayes_fl.results.client_rows import ClientRow, ClientRows
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate import classification, points
 from pacbayes_fl.study.evaluate.regression import Report
@@ -104,7 +103,7 @@ def report(evaluate: Evaluate, state: FederationState, group: ScaledGroup, ranks
             merge(positions, *found)
         for text in texts:
             warnings.warn(text, stacklevel=caller_stacklevel())
-    return Report([rows[k] for k in sorted(rows)], predictions)
+    return Report(ClientRows.of(rows[k] for k in sorted(rows)), predictions)
 
 
 def described(method: AnyMethod, state: FederationState, part: Report) -> Report:
@@ -123,18 +122,14 @@ def described(method: AnyMethod, state: FederationState, part: Report) -> Report
         numbers = method.describe(kept.select(range(at, min(at + _DESCRIBED, len(part.rows)))))
         for name, values in numbers.items():
             said.setdefault(name, []).extend(values.tolist())
-    rows = [
-        replace(row, metrics={**row.metrics, **{name: values[k] for name, values in said.items()}})
-        for k, row in enumerate(part.rows)
-    ]
-    return part._replace(rows=rows)
+    return part._replace(rows=part.rows.plus(said))
 
 
 def _of(state: FederationState, group: ScaledGroup, own: list[int]) -> FederationState:
     return state._replace(kept=Kept.of(state.kept, group.train.clients).subset(own)) if own else state
 
 
-def _plain(part: Report) -> tuple[list[ClientRow], dict[str, Tensor]]:
+def _plain(part: Report) -> tuple[ClientRows, dict[str, Tensor]]:
     return part.rows, {name: leaf.cpu() for name, leaf in part.predictions.items()}
 
 
@@ -143,7 +138,7 @@ def _merge(
     rows: dict[int, ClientRow],
     predictions: dict[str, Tensor],
     positions: list[int],
-    own: list[ClientRow],
+    own: ClientRows,
     told: Mapping[str, Tensor],
 ) -> None:
     """Put the rows and predictions of some clients where those of all are."""

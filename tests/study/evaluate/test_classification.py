@@ -18,7 +18,7 @@ from pacbayes_fl.methods.base import Method
 from pacbayes_fl.metrics import ece, mce
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.classes import ClassMixture
-from pacbayes_fl.results.records import ClientRow
+from pacbayes_fl.results.client_rows import ClientRow
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study.data import ScaledGroup, load
 from pacbayes_fl.study.evaluate import classification

@@ -10,7 +10,7 @@ import torch
 
 from pacbayes_fl.federation.federation_state import FederationState, start
 from pacbayes_fl.federation.ranks import Ranks
-from pacbayes_fl.results.records import ClientRow
+from pacbayes_fl.results.client_rows import ClientRow
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate import shards
 from pacbayes_fl.study.evaluate.regression import Report
