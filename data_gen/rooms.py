@@ -12,7 +12,7 @@ from typing import IO, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-LARGE: Final = 2**24
+LARGE: Final = 2**22
 """Bytes from which an array is in a file."""
 
 ROWS: Final = 2**17

@@ -362,7 +362,7 @@ def where(keep: Tensor, tree: Tree, other: Tree) -> Tree:
     return tree_map(choose, tree, other)
 
 
-MAPPED: Final = 2**24
+MAPPED: Final = 2**22
 """Bytes from which a tensor of all clients is in a file."""
 
 BLOCK: Final = 1024
@@ -390,14 +390,27 @@ def mapped_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.devic
     size = math.prod(shape) * dtype.itemsize
     if size < MAPPED or torch.device(device).type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
+    mapped = mapped_file(size)
+    return torch.zeros(shape, dtype=dtype) if mapped is None else torch.frombuffer(mapped, dtype=dtype).view(shape)
+
+
+def mapped_file(size: int) -> mmap.mmap | None:
+    """Map a temporary file whose memory `release_mapped` gives back.
+
+    Args:
+        size: in bytes, at least 1.
+
+    Returns:
+        Its bytes, 0 each; None where the disk has no room.
+    """
     try:
-        with _temporary_file() as file:
+        with temporary_file() as file:
             os.posix_fallocate(file.fileno(), 0, size)  # else a full disk would end the process at a write
             mapped = mmap.mmap(file.fileno(), size)
     except OSError:
-        return torch.zeros(shape, dtype=dtype)
+        return None
     _KNOWN.add(mapped)
-    return torch.frombuffer(mapped, dtype=dtype).view(shape)
+    return mapped
 
 
 def mapped_array(size: int, dtype: np.dtype[Any] | type) -> npt.NDArray[Any]:
@@ -463,7 +476,8 @@ def client_blocks(clients: int) -> Iterator[slice]:
             release_mapped()
 
 
-def _temporary_file() -> IO[bytes]:
+def temporary_file() -> IO[bytes]:
+    """Open a file that no folder lists, on a disk rather than in memory, and gone when it is closed."""
     if not any(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")):
         with contextlib.suppress(OSError):
             return tempfile.TemporaryFile(dir=_FOLDER, buffering=0)

@@ -83,7 +83,7 @@ def _keys(batch: ClientBatch, times: Tensor | None) -> Iterator[list[bytes]]:
 
 
 _SHOWN = 4  # features of a row in an error
-_BLOCK = 2**20  # numbers that are copied at once
+_BLOCK = 2**18  # numbers that are copied at once
 
 
 def rows_of(batch: ClientBatch) -> Iterator[Array]:

@@ -19,23 +19,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from pacbayes_fl import names
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, PacBayesFLError
 from pacbayes_fl.files import JsonMapping, JsonTable, checksum, make_folder, refuse_link
-from pacbayes_fl.results.folder import sync_folder, write_atomic, write_synced
+from pacbayes_fl.results import tensor_file
+from pacbayes_fl.results.folder import stream_synced, sync_folder, write_atomic, write_synced
 from pacbayes_fl.results.manifest import Print, announced, intact
 
 FORMAT_VERSION: Final = 2
 _WHOLE: Final = 1  # the version in which one file has all states, which older readers know
 MAY_CHANGE: Final = ("rounds", "out", "device", "threads", "checkpoint_every", "deadline")
 
+_STATE: Final = "state.safetensors"
 PART: Final = "clients_"
 """How the files begin that hold the states of the clients of one process."""
 
@@ -100,28 +100,23 @@ def save(
         state_json = names.in_json(json.dumps({"round": round, "meta": meta}, ensure_ascii=False)).encode()
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"meta must be JSON: {error}", round=round) from error
-    # a clone each, because safetensors refuses tensors that share memory
-    flat = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
-    }
-    files = {"state.safetensors": safetensors.torch.save(flat), "state.json": state_json}
-    sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-    manifest: JsonTable = {
-        "format_version": FORMAT_VERSION if parts else _WHOLE,
-        "round": round,
-        "sha256": sums | {name: one.sha256 for name, one in parts.items()},
-    }
-    files["manifest.json"] = json.dumps(manifest | {"manifest_sha256": checksum(manifest)}, indent=2).encode()
-
     root = Path(folder) / "checkpoints"
     final = root / f"round_{round:06d}"
     pointer = f"{final.name}\n".encode()
-    written: dict[str, bytes | Print] = {**files, **parts}
-    listed = {f"{root.name}/{final.name}/{name}": data for name, data in written.items()}
     refuse_link(root)
     try:
+        half = final.with_suffix(".tmp") if parts else begin(folder, round)
+        every = {_STATE: write_tensors(half / _STATE, tensors), "state.json": Print.of(state_json), **parts}
+        manifest: JsonTable = {
+            "format_version": FORMAT_VERSION if parts else _WHOLE,
+            "round": round,
+            "sha256": {name: one.sha256 for name, one in every.items()},
+        }
+        about = json.dumps(manifest | {"manifest_sha256": checksum(manifest)}, indent=2).encode()
+        listed = {f"{root.name}/{final.name}/{name}": one for name, one in every.items()}
+        listed[f"{root.name}/{final.name}/manifest.json"] = Print.of(about)
         with announced(folder, {**listed, f"{root.name}/latest": pointer}):
-            _put(final, files, begun=bool(parts))
+            _put(final, {"state.json": state_json, "manifest.json": about})
             write_atomic(root / "latest", pointer)
             _drop(root, round, keep)
     except (OSError, CheckpointError) as error:
@@ -154,11 +149,27 @@ def begin(folder: Path | str, round: int) -> Path:
     return half
 
 
-def _put(final: Path, files: Mapping[str, bytes], begun: bool) -> None:
-    """Write a round: until it is on disk under its final name, nothing else is touched."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Print:
+    """Write a file of tensors, a block of rows at a time, and wait until it is on disk.
+
+    Args:
+        path: the file.
+        tensors: flat names with tensors [*] of any dtype and device.
+
+    Returns:
+        Its print.
+
+    Raises:
+        OSError: when it cannot be written.
+    """
+    stream_synced(path, lambda file: tensor_file.write(file, tensors))
+    with path.open("rb") as file:
+        return Print(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+
+
+def _put(final: Path, files: Mapping[str, bytes]) -> None:
+    """Finish a round: until it is on disk under its final name, nothing else is touched."""
     root, half, replaced = final.parent, final.with_suffix(".tmp"), final.with_suffix(".old")
-    if not begun:
-        begin(root.parent, int(final.name.removeprefix("round_")))
     for name, data in files.items():
         write_synced(half / name, data)
     sync_folder(half)
@@ -348,13 +359,22 @@ def _rounds(root: Path) -> list[tuple[int, Path]]:
 def _read(path: Path, round: int) -> tuple[dict[str, Tensor], JsonTable]:
     """Read one round whole, or raise `_DamagedError`; nothing is returned of which a byte is in doubt."""
 
-    def content(name: str) -> bytes:
+    def content(name: str, tensors: bool = False) -> Any:
         try:
-            return (path / name).read_bytes()
+            with (path / name).open("rb") as file:
+                return tensor_file.read(file) if tensors else file.read()
         except FileNotFoundError as error:
             raise _DamagedError(f"{name} of round {round} is missing") from error
         except OSError as error:
             raise _DamagedError(f"{name} of round {round} cannot be read ({error.strerror})") from error
+
+    def sha256(name: str) -> str:
+        try:
+            with (path / name).open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError:
+            content(name)
+            raise
 
     def need(intact: bool, name: str) -> None:
         if not intact:
@@ -365,7 +385,7 @@ def _read(path: Path, round: int) -> tuple[dict[str, Tensor], JsonTable]:
         # its own checksum, which every version keeps: else a flipped bit in the version would pass for another version
         need(manifest.pop("manifest_sha256") == checksum(manifest), "manifest.json")
         version, checksums = manifest["format_version"], manifest["sha256"]
-        files = {name: content(name) for name in checksums}
+        found = {name: sha256(name) for name in checksums}
         newer = version > FORMAT_VERSION
     except UNREADABLE as error:
         raise _DamagedError(f"manifest.json of round {round} is damaged") from error
@@ -376,14 +396,14 @@ def _read(path: Path, round: int) -> tuple[dict[str, Tensor], JsonTable]:
             hint="update pacbayes_fl, or start anew in another folder",
         )
     need(manifest.get("round") == round, "manifest.json")
-    for name, data in files.items():
-        need(hashlib.sha256(data).hexdigest() == checksums[name], name)
+    for name, one in found.items():
+        need(one == checksums[name], name)
     try:
-        tensors, meta = safetensors.torch.load(files["state.safetensors"]), json.loads(files["state.json"])["meta"]
-        parts = [safetensors.torch.load(files[name]) for name in sorted(files) if name.startswith(PART)]
+        tensors, meta = content(_STATE, tensors=True), json.loads(content("state.json"))["meta"]
+        parts = [content(name, tensors=True) for name in sorted(found) if name.startswith(PART)]
         tensors |= {name: torch.cat([part[name] for part in parts]) for name in (parts[0] if parts else ())}
         need(isinstance(meta, dict), "state.json")
-    except (*UNREADABLE, SafetensorError) as error:
+    except UNREADABLE as error:
         raise _DamagedError(f"round {round} is damaged") from error
     while version < FORMAT_VERSION:
         if version not in _MIGRATIONS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from types import MappingProxyType
 from typing import NamedTuple
@@ -123,6 +123,24 @@ class Kept:
             done += len(group)
         return into
 
+    def gathered(self, positions: Sequence[int]) -> AnyTree:
+        """Copy the states of some clients into tensors that are files where they are large.
+
+        Args:
+            positions: k of them, in any order, at least one.
+
+        Returns:
+            Leaves [k, *].
+        """
+        like = self.select(positions[:1])
+        into = tensors.tree_map(
+            lambda leaf: tensors.mapped_zeros((len(positions), *leaf.shape[1:]), leaf.dtype, leaf.device), like
+        )
+        for own in tensors.client_blocks(len(positions)):
+            part = self.select(positions[own])
+            tensors.tree_map(lambda leaf, new: leaf.copy_(new), rows(into, own.start, own.stop - own.start), part)
+        return into
+
     def together(self) -> AnyTree:
         """Give the states of all clients: memory as if all had taken part.
 
@@ -131,7 +149,7 @@ class Kept:
         """
         return self.select(range(self.clients))
 
-    def after(self, written: Sequence[tuple[Sequence[int], AnyTree]]) -> Kept:
+    def after(self, written: Iterable[tuple[Sequence[int], AnyTree]]) -> Kept:
         """Give the states after a round; these stay as they are.
 
         Args:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import safetensors.torch
 import torch
 
 from pacbayes_fl import tensors
@@ -18,7 +16,7 @@ from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.ranks import Ranks
 from pacbayes_fl.files import JsonTable
-from pacbayes_fl.results.folder import sync_folder, write_synced
+from pacbayes_fl.results.folder import sync_folder
 from pacbayes_fl.results.manifest import Print
 from pacbayes_fl.tensors import AnyTree
 
@@ -61,7 +59,7 @@ def save(
     known = [k for k in kept.present if k in own]
     if not any(ranks.share(len(known))) and ranks.first:
         known = [0]  # whatever a client keeps, a checkpoint says what it is
-    states = kept.select(known) if known else None
+    states = kept.gathered(known) if known else None
     flat = tensors.leaves({"server": state.server})
     if not any(ranks.share(bool(known) and bool(tensors.leaves(states)))):
         _together(ranks, lambda: _whole(folder, state, flat, meta, ranks))
@@ -96,13 +94,7 @@ def _whole(
 
 
 def _written(half: Path, name: str, states: AnyTree) -> Print:
-    flat = {
-        key: leaf.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for key, leaf in tensors.leaves({"clients": states}).items()
-    }
-    data = safetensors.torch.save(flat)
-    write_synced(half / name, data)
-    return Print(len(data), hashlib.sha256(data).hexdigest())
+    return checkpoint.write_tensors(half / name, tensors.leaves({"clients": states}))
 
 
 def _together(ranks: Ranks, work: Callable[[], Made]) -> list[Made]:

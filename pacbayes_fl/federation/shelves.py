@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import os
-import tempfile
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
@@ -23,7 +21,7 @@ _SHELF = 2**26  # bytes
 _LARGE = 2**22
 _STAGE = 2**22
 _LINE = 64
-_FOLDER = "/var/tmp"  # noqa: S108 - on a disk, where /tmp often is memory
+_MEMORY = 2**28  # bytes of states of one form, beyond which shelves are files that are mapped
 
 
 class Place:
@@ -47,8 +45,8 @@ class Place:
 
     @property
     def bytes(self) -> int:
-        """Memory that the state takes; none where it is in the file."""
-        return 0 if self._room[0] is None else self._form.bytes
+        """Memory that the state takes; none where it is in a file."""
+        return 0 if self._room[0] is None or id(self._room[0]) in self._form.mapped else self._form.bytes
 
     def room(self, many: int) -> AnyTree:
         """Make room for states like this one.
@@ -114,13 +112,16 @@ class _Form:
         self.on_cpu = all(leaf.device.type == "cpu" for leaf in leaves)
         self.like = room(block, 0)
         self.free, self.rows, self.file = list[tuple[AnyTree, int]](), 0, _File(self.bytes)
+        self.mapped = set[int]()  # blocks that are files; a block lives as long as its form
 
     def take(self, wanted: int, block: AnyTree) -> list[tuple[AnyTree, int]]:
         """Give rows, in order of their addresses."""
         while len(self.free) < wanted:
             rows = max(wanted - len(self.free), min(max(self.rows, 16), _SHELF // max(1, self.bytes)))
             self.rows += rows
-            shelf = _shelf(block, rows)
+            shelf, mapped = _shelf(block, rows, self.rows * self.bytes > _MEMORY)
+            if mapped:
+                self.mapped.add(id(shelf))
             self.free += [(shelf, row) for row in reversed(range(rows))]
         return sorted((self.free.pop() for _ in range(wanted)), key=lambda room: (id(room[0]), room[1]))
 
@@ -134,7 +135,7 @@ class Shelves:
 
     @property
     def bytes(self) -> int:
-        """Memory of all rows, whether or not a state is in them."""
+        """Size of all rows, whether or not a state is in them, and whether they are in memory or in mapped files."""
         return sum(form.bytes * form.rows for form in self._forms.values())
 
     @property
@@ -276,17 +277,9 @@ class _File:
 
     def _opened(self) -> Any:
         if self._file is None:
-            self._file = _temporary()
+            self._file = tensors.temporary_file()
             weakref.finalize(self, self._file.close)
         return self._file
-
-
-def _temporary() -> Any:
-    named = any(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
-    if not named:
-        with contextlib.suppress(OSError):
-            return tempfile.TemporaryFile(dir=_FOLDER, buffering=0)
-    return tempfile.TemporaryFile(buffering=0)
 
 
 def _runs(regions: Sequence[int], states: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -312,26 +305,32 @@ def _from_bytes(states: Tensor, into: AnyTree) -> None:
         leaf.view(len(leaf), -1).view(torch.uint8).copy_(part)
 
 
-def _shelf(block: AnyTree, many: int) -> AnyTree:
+def _shelf(block: AnyTree, many: int, in_file: bool) -> tuple[AnyTree, bool]:
     """Make room for so many rows like those of a block, leaves [k, *]; on the CPU in large pages where there are some.
 
     A page of 4 KB that is touched for the first time costs microseconds, and a state of a network has hundreds.
+
+    Returns:
+        The room, and whether it is a file, of which only the rows that are being looked at take memory.
     """
     leaves = tensors.leaves(block).values()
     sizes = [-(-(leaf.nbytes // len(leaf) * many) // _LINE) * _LINE for leaf in leaves]
     if sum(sizes) < _LARGE or any(leaf.device.type != "cpu" for leaf in leaves):
-        return tensors.tree_map(lambda leaf: leaf.new_empty(many, *leaf.shape[1:]), block)
-    pages = mmap.mmap(-1, sum(sizes))
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
-            pages.madvise(mmap.MADV_HUGEPAGE)
+        return tensors.tree_map(lambda leaf: leaf.new_empty(many, *leaf.shape[1:]), block), False
+    pages = tensors.mapped_file(sum(sizes)) if in_file else None
+    mapped = pages is not None
+    if pages is None:
+        pages = mmap.mmap(-1, sum(sizes))
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a kernel without them
+                pages.madvise(mmap.MADV_HUGEPAGE)
     parts = iter(torch.frombuffer(pages, dtype=torch.uint8).split(sizes))
 
     def room(leaf: Tensor) -> Tensor:
         part: Tensor = next(parts)[: leaf.nbytes // len(leaf) * many]
         return part.view(leaf.dtype).view(many, *leaf.shape[1:])
 
-    return tensors.tree_map(room, block)
+    return tensors.tree_map(room, block), mapped
 
 
 def _write(shelf: AnyTree, at: list[int], part: slice, block: AnyTree, good: Tensor | None, before: AnyTree) -> None:

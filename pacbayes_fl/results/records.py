@@ -330,7 +330,7 @@ def load(folder: Path | str) -> Result:
     needed = ("metrics.json", "rounds.jsonl", "clients.csv", "predictions.safetensors", "labels.json")
     if missing := [name for name in needed if not (folder / name).is_file()]:
         raise no_run(folder, f"{' and '.join(missing)} {'are' if missing[1:] else 'is'} missing")
-    import safetensors.torch
+    from pacbayes_fl.results import tensor_file
 
     with readable(folder / "metrics.json") as path:
         head = json.loads(path.read_text("utf-8"))
@@ -340,7 +340,8 @@ def load(folder: Path | str) -> Result:
     with readable(folder / "clients.csv") as path, path.open(encoding="utf-8", newline="") as file:
         clients = read_csv(file)
     with readable(folder / "predictions.safetensors") as path:
-        predictions = safetensors.torch.load(path.read_bytes())
+        with path.open("rb") as file:
+            predictions = tensor_file.read(file)
     with readable(folder / "labels.json") as path:
         labels = json.loads(path.read_text("utf-8"))
         for key, kind in _LABELS.items():

@@ -7,15 +7,21 @@ eight bytes, little-endian; the header, JSON with dtype, shape and place of ever
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import IO, Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from pacbayes_fl.errors import ShapeError
-from pacbayes_fl.tensors import client_blocks
+from pacbayes_fl.tensors import client_blocks, mapped_zeros, release_mapped
+
+_CHUNK: Final = 2**20  # bytes that are read together
 
 _DTYPES: Final[Mapping[torch.dtype, str]] = MappingProxyType(
     {
@@ -31,6 +37,55 @@ _DTYPES: Final[Mapping[torch.dtype, str]] = MappingProxyType(
         torch.bool: "BOOL",
     }
 )
+
+_BY_NAME: Final = MappingProxyType({name: dtype for dtype, name in _DTYPES.items()})
+
+
+def read(file: IO[bytes]) -> dict[str, Tensor]:
+    """Read tensors, into files where they are large.
+
+    Args:
+        file: to read from, on the disk.
+
+    Returns:
+        By name [*].
+
+    Raises:
+        ValueError: when it does not hold what its header says.
+        OSError: when it cannot be read.
+    """
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    if length > size - 8:
+        raise ValueError("the header is longer than the file")
+    header = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    places, at = sorted(header.items(), key=lambda one: one[1]["data_offsets"]), 0
+    result = dict[str, Tensor]()
+    for name, one in places:
+        dtype, shape = _BY_NAME[one["dtype"]], tuple(int(length) for length in one["shape"])
+        begin, end = one["data_offsets"]
+        fits = min(shape, default=0) >= 0 and end - begin == math.prod(shape) * dtype.itemsize
+        if begin != at or not fits or end > size - 8 - length:
+            raise ValueError(f"{name!r} is not where the header says")
+        result[name], at = mapped_zeros(shape, dtype), end
+        if at > begin:
+            _fill(file, result[name].view(-1).view(torch.uint8).numpy())
+    if at != size - 8 - length:
+        raise ValueError("the file is longer than its tensors")
+    return result
+
+
+def _fill(file: IO[bytes], into: npt.NDArray[np.uint8]) -> None:
+    """Read the next bytes of a file."""
+    left = memoryview(into)  # type: ignore[arg-type]
+    while left:
+        some = file.read(min(_CHUNK, len(left)))
+        if not some:
+            raise ValueError("the file was cut short")
+        left[: len(some)] = some
+        left = left[len(some) :]
+        release_mapped()
 
 
 def write(file: IO[bytes], tensors: Mapping[str, Tensor]) -> None:

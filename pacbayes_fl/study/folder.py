@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from pacbayes_fl import pages, tensors
 from pacbayes_fl.data import tables
@@ -283,7 +284,7 @@ class RunFolder:
         """
         kept = Kept.of(state.kept, clients.clients)
         known = kept.present or (0,)
-        own = kept.select(known)
+        own = kept.gathered(known)
         flat = tensors.leaves({"server": state.server, "clients": own})
         partly = len(known) < clients.clients and bool(tensors.leaves(own))  # the others have never taken part
         meta = SavedMeta(
@@ -424,19 +425,27 @@ def _restored(method: AnyMethod, clients: ClientBatch, study: Study, saved: Chec
     states = {name: tensor for name, tensor in flat.items() if name.startswith("clients")}
     known_before = tensors.unleaves({"clients": fresh.kept.select((0,))}, states, exact=False)["clients"]
     match = checkpoint.match_clients(meta.stateful, clients.ids)
-    known = [(match.target.tolist(), tensors.select(known_before, match.source.to(clients.x.device)))]
-    seen = set(meta.ids)
+    target, source, seen = match.target.tolist(), match.source.to(clients.x.device), set(meta.ids)
+    known = fresh.kept.after(
+        (target[own], tensors.select(known_before, source[own])) for own in tensors.client_blocks(len(target))
+    )
     if joined := [k for k, client in enumerate(clients.ids) if client not in seen]:
         today = Kept.start(method, method.broadcast(server["server"]), clients)  # of today's server
-        known.append((joined, today.select(joined)))
-    kept = fresh.kept.after(known)
-    return FederationState(server["server"], kept, saved.round, meta.watch)
+        known = known.after([(joined, today.select(joined))])
+    return FederationState(server["server"], known, saved.round, meta.watch)
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Whether all numbers are, by their extremes, a block of rows at a time."""
+    rows = tensor.reshape(1) if tensor.dim() == 0 else tensor
+    blocks = (rows[own] for own in tensors.client_blocks(len(rows)))
+    return all(bool(one.amax().isfinite() & one.amin().isfinite()) for one in blocks)
 
 
 def _check_finite(saved: Checkpoint, meta: SavedMeta) -> None:
     """Refuse a state of which a number is not finite, which no run saves: whatever followed from it would be none."""
     for name, tensor in saved.tensors.items():
-        if not tensor.is_floating_point() or bool(tensor.isfinite().all()):
+        if not tensor.is_floating_point() or not tensor.numel() or _finite(tensor):
             continue
         whose = tensor.isfinite().reshape(len(tensor), -1).all(1) if name.startswith("clients") else None
         client = None if whose is None else meta.name_of(meta.stateful[int((~whose).nonzero()[0])])

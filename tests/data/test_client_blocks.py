@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from data_gen import rooms
 from pacbayes_fl import tensors
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.client_blocks import Owners, Pieces, by_block
 from pacbayes_fl.errors import DataError
+from pacbayes_fl.federation import shelves
+from pacbayes_fl.pages.about import Known
+from pacbayes_fl.pages.run import run_page
+from pacbayes_fl.results.records import load
 from pacbayes_fl.study.run import run
-from tests.tiny import tiny
+from tests.tiny import quick, tiny
 
 
 def arrays(clients: int = 7, names: list[str] | None = None) -> dict[str, np.ndarray]:
@@ -94,13 +100,31 @@ def test_a_client_at_fault_is_named_in_any_block(monkeypatch: pytest.MonkeyPatch
         tables.from_arrays(bad, {})
 
 
-def test_a_study_in_blocks_and_files_is_that_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bit by bit: rows, scaling, rounds, scores and the files of the run, and so is one that goes on."""
-    study = tiny("federation.rounds=2", "federation.cohort=3", "data.options.clients=5")
-    run(study, tmp_path / "memory")
-    monkeypatch.setattr(tensors, "BLOCK", 2)
-    monkeypatch.setattr(tensors, "MAPPED", 1)
-    run(tiny("federation.rounds=1", "federation.cohort=3", "data.options.clients=5"), tmp_path / "files")
-    run(study, tmp_path / "files", resume=True)
-    for name in ("clients.csv", "predictions.safetensors", "calibration.csv", "metrics.json", "scaling.json"):
+@pytest.mark.parametrize("method", ["pac-pfl", "apfl"])
+def test_a_study_in_blocks_and_files_is_that_in_memory(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit by bit: every file of the run but for its times, and so is one that goes on."""
+    monkeypatch.setattr("secrets.randbits", lambda bits: 12345)
+    sets = (*quick(method), "federation.cohort=3", "data.options.clients=5", "federation.checkpoint_every=1")
+    if method == "apfl":
+        sets = ("model={}", *sets)
+    run(tiny("federation.rounds=2", *sets), tmp_path / "memory")
+    for name, value in (("BLOCK", 2), ("_ROWS", 3), ("MAPPED", 1)):
+        monkeypatch.setattr(tensors, name, value)
+    for name, value in (("LARGE", 1), ("ROWS", 3)):
+        monkeypatch.setattr(rooms, name, value)
+    for name in ("_MEMORY", "_LARGE"):
+        monkeypatch.setattr(shelves, name, 0)
+    monkeypatch.setattr("pacbayes_fl.pages.errors._PIECE", 3)
+    run(tiny("federation.rounds=1", *sets), tmp_path / "files")
+    run(tiny("federation.rounds=2", *sets), tmp_path / "files", resume=True)
+    every = {str(path.relative_to(tmp_path / "memory")) for path in (tmp_path / "memory").rglob("*") if path.is_file()}
+    assert {"trained.json", "data.npz", "checkpoints/round_000002/state.safetensors"} < every
+    other = {"rounds.jsonl", "manifest.json", "checkpoints/round_000001/manifest.json"}  # times, and sums of others
+    for name in sorted(every - other - {"checkpoints/round_000001/state.json"}):  # of a study of one round
         assert (tmp_path / "files" / name).read_bytes() == (tmp_path / "memory" / name).read_bytes(), name
+    files, memory = (load(tmp_path / name) for name in ("files", "memory"))
+    known = Known({}, {}, (), {}, "")
+    page = run_page(replace(memory, rounds=files.rounds), known)
+    assert files == replace(memory, rounds=files.rounds) and run_page(files, known) == page

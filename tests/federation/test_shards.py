@@ -67,7 +67,9 @@ def test_a_damaged_part_is_found(tmp_path: Path) -> None:
 def test_where_one_cannot_write_none_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def work(ranks: Ranks) -> str:
         if ranks.rank == 1:
-            monkeypatch.setattr(shards, "write_synced", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+            monkeypatch.setattr(
+                checkpoint, "write_tensors", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left"))
+            )
         with pytest.raises(CheckpointError, match=r"process 1 of 2: .*No space left") as caught:
             shards.save(tmp_path / "run", ROWS, last(None, ranks), meta, ranks)
         return str(caught.value)

@@ -46,10 +46,13 @@ def read(places: list[Place]) -> Any:
     return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
 
-@pytest.mark.parametrize("large", [0, 2**22], ids=["pages", "heap"])
-def test_rows_are_used_again_and_nothing_that_was_given_changes(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("large", "memory"), [(0, 2**28), (0, 0), (2**22, 0)], ids=["pages", "pages of files", "heap"])
+def test_rows_are_used_again_and_nothing_that_was_given_changes(
+    large: int, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A hundred rounds take the room of two."""
     monkeypatch.setattr(shelves, "_LARGE", large)
+    monkeypatch.setattr(shelves, "_MEMORY", memory)
     monkeypatch.setattr(shelves, "_SHELF", 0)
     kept = Kept(4, lambda positions: block(-1.0, len(positions)))
     given, kept_then, known = [], kept, {}
@@ -65,7 +68,29 @@ def test_rows_are_used_again_and_nothing_that_was_given_changes(large: int, monk
     size = sum(leaf.nbytes for leaf in block(0).values()) // 3
     assert kept.shelves.bytes <= 9 * size  # of the round before, of this one, and of the one that somebody holds
     assert all(bits(one) == numbers for one, numbers in given)
-    assert bits(kept_then.select([0, 3, 2])) == known
+    assert bits(kept_then.select([0, 3, 2])) == known and bits(kept_then.gathered([2, 0])) == {
+        name: numbers for name, numbers in bits(kept_then.select([2, 0])).items()
+    }
+    in_memory = any(place.bytes for place in kept._at.values() if isinstance(place, Place))
+    assert in_memory == (memory > 0 or large > 0)
+
+
+def anonymous() -> int:
+    """Memory of this process that is no file's, in bytes."""
+    with open("/proc/self/status", encoding="utf-8") as file:
+        return next(1024 * int(line.split()[1]) for line in file if line.startswith("RssAnon"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="what memory is a file's is told on Linux alone")
+def test_states_beyond_a_limit_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 128 MiB of states those of the limit alone are in memory."""
+    monkeypatch.setattr(shelves, "_MEMORY", 2**25)
+    monkeypatch.setattr(shelves, "_SHELF", 2**23)
+    kept, before = Kept(64, lambda positions: block(-1.0, len(positions))), anonymous()
+    for k in range(64):
+        kept = kept.after([([k], {"x": torch.full((1, 2**18), float(k), dtype=torch.float64)})])
+    assert anonymous() - before < 2**26 and kept.shelves.bytes >= 2**27
+    assert [float(kept.select([k])["x"][0, -1]) for k in range(64)] == list(range(64))
 
 
 @pytest.mark.parametrize("stage", [1, 2**22], ids=["one by one", "together"])
@@ -100,7 +125,7 @@ def nameless() -> list[int]:
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are listed on Linux alone")
 def test_the_file_is_its_owners_alone_and_in_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(shelves.tempfile, "tempdir", None)
+    monkeypatch.setattr("tempfile.tempdir", None)
     mine = Shelves()
     places = mine.put(block(1))
     assert not mine.in_file and not nameless()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 
 from pacbayes_fl import tensors
-from pacbayes_fl.errors import ShapeError
+from pacbayes_fl.errors import UNREADABLE, ShapeError
 from pacbayes_fl.results import tensor_file
 
 
-def test_the_bytes_are_those_of_safetensors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bytes_are_those_of_safetensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "MAPPED", 16)
+    monkeypatch.setattr(tensor_file, "_CHUNK", 7)
     monkeypatch.setattr(tensors, "BLOCK", 2)
     given = {
         "existing.mean": torch.randn(5, 3, dtype=torch.float64),
@@ -30,5 +33,31 @@ def test_the_bytes_are_those_of_safetensors(monkeypatch: pytest.MonkeyPatch) -> 
     assert file.getvalue() == safetensors.torch.save({name: one.contiguous() for name, one in given.items()})
     back = safetensors.torch.load(file.getvalue())
     assert all(torch.equal(back[name], one) for name, one in given.items())
+    (tmp_path / "x").write_bytes(file.getvalue())
+    with (tmp_path / "x").open("rb") as saved:
+        own = tensor_file.read(saved)
+    assert own.keys() == back.keys() and all(torch.equal(own[name], one) for name, one in given.items())
+    assert all(own[name].dtype == one.dtype for name, one in given.items())
     with pytest.raises(ShapeError, match="complex"):
         tensor_file.write(file, {"z": torch.zeros(1, dtype=torch.complex64)})
+
+
+BROKEN = {
+    "a short file": lambda data: data[:-1],
+    "a longer file": lambda data: data + b"0",
+    "a header beyond the file": lambda data: (2**40).to_bytes(8, "little") + data[8:],
+    "another shape": lambda data: data.replace(b"[2,3]", b"[2,4]"),
+    "a negative shape": lambda data: data.replace(b"[2,3]", b"[-2,-3]").replace(b'":{"dt', b'":{"dt'),
+    "an unknown dtype": lambda data: data.replace(b"F32", b"F31"),
+    "another place": lambda data: data.replace(b"[0,24]", b"[1,25]"),
+    "no header": lambda data: data[:8] + b"[" + data[9:],
+    "nothing": lambda data: b"",
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_file_that_does_not_hold_what_it_says_is_refused(how: str, tmp_path: Path) -> None:
+    data = safetensors.torch.save({"x": torch.ones(2, 3)})
+    (tmp_path / "x").write_bytes(BROKEN[how](data))
+    with (tmp_path / "x").open("rb") as file, pytest.raises(UNREADABLE):
+        tensor_file.read(file)
