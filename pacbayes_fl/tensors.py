@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any, Final, TypeAlias, TypeVar, cast
 from weakref import WeakSet
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -371,9 +369,8 @@ BLOCK: Final = 1024
 _FOLDER: Final = "/var/tmp"  # noqa: S108 - on a disk, where /tmp often is memory
 
 
-_ROWS: Final = 2**17  # that are looked at together, in the long form
-
-_KNOWN: Final = WeakSet[mmap.mmap]()
+KNOWN: Final = WeakSet[mmap.mmap]()
+"""What `release_mapped` gives back the memory of."""
 
 
 def mapped_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
@@ -409,56 +406,14 @@ def mapped_file(size: int) -> mmap.mmap | None:
             mapped = mmap.mmap(file.fileno(), size)
     except OSError:
         return None
-    _KNOWN.add(mapped)
+    KNOWN.add(mapped)
     return mapped
-
-
-def mapped_array(size: int, dtype: np.dtype[Any] | type) -> npt.NDArray[Any]:
-    """Make an array of zeros as `mapped_zeros` makes a tensor.
-
-    Args:
-        size: how many.
-        dtype: of NumPy.
-
-    Returns:
-        Zeros [size].
-    """
-    kind = torch.from_numpy(np.empty(0, dtype)).dtype
-    return mapped_zeros((size,), kind).numpy()
 
 
 def release_mapped() -> None:
     """Give back the memory of all tensors in files; what was written stays in them."""
-    for mapped in list(_KNOWN):
+    for mapped in list(KNOWN):
         mapped.madvise(mmap.MADV_DONTNEED)
-
-
-def adopt(array: npt.NDArray[Any]) -> None:
-    """Release an array in a file of somebody else's with those of `mapped_zeros`; one in memory stays there.
-
-    Args:
-        array: any.
-    """
-    base: Any = array
-    while isinstance(base, (np.ndarray, memoryview)):
-        base = base.base if isinstance(base, np.ndarray) else base.obj
-    if isinstance(base, mmap.mmap):
-        _KNOWN.add(base)
-
-
-def row_blocks(rows: int) -> Iterator[slice]:
-    """Cut rows in the long form into blocks, and release tensors in files after each.
-
-    Args:
-        rows: R.
-
-    Yields:
-        Positions of some rows, in their order.
-    """
-    for at in range(0, rows, _ROWS):
-        yield slice(at, min(at + _ROWS, rows))
-        if rows > _ROWS:
-            release_mapped()
 
 
 def client_blocks(clients: int) -> Iterator[slice]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from pacbayes_fl import tensors
-from pacbayes_fl.data import memory
+from pacbayes_fl.data import long_arrays, memory
 from pacbayes_fl.errors import DataError
 
 Array: TypeAlias = np.ndarray
@@ -77,7 +77,7 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
         left = entry.file_size - stream.tell()
         if min(shape, default=1) < 0 or dtype.itemsize * math.prod(shape) != left:
             raise DataError(f"array {name!r} is said to be {list(shape)} {dtype}, and holds {left} bytes")
-        data = tensors.mapped_array(left, np.uint8)
+        data = long_arrays.mapped_array(left, np.uint8)
         done = 0
         while part := stream.read(_CHUNK):  # to its end, where its checksum is compared
             data[done : done + len(part)] = np.frombuffer(part, np.uint8)
@@ -99,5 +99,5 @@ def write_npz(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
             head = npy.header_data_from_array_1_0(np.empty(0, array.dtype)) | {"shape": array.shape}
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                 npy.write_array_header_1_0(entry, head)
-                for own in tensors.row_blocks(len(array)) if array.ndim else ((),):
+                for own in long_arrays.row_blocks(len(array)) if array.ndim else ((),):
                     entry.write(array[own].tobytes())

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl import tensors
+from pacbayes_fl.data import long_arrays
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError
 
@@ -80,7 +81,7 @@ class Owners:
         self._owner, self._clients = owner, clients
         self._order: Tensor | None = None
         sizes, rising, last = np.zeros(clients, dtype=np.int64), True, -1
-        for own in tensors.row_blocks(len(owner)):
+        for own in long_arrays.row_blocks(len(owner)):
             part = owner[own]
             if part.size:
                 rising = rising and part[0] >= last and bool((part[1:] >= part[:-1]).all())
@@ -97,9 +98,16 @@ class Owners:
         return torch.arange(begin, end) if self._order is None else self._order[begin:end]
 
     def counts(self, part: Tensor) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Count the rows of a part, bool [R], by client [C]."""
+        """Count rows by client.
+
+        Args:
+            part: which rows count, bool [R].
+
+        Returns:
+            How many each client has [C].
+        """
         result = np.zeros(self._clients, dtype=np.int64)
-        for own in tensors.row_blocks(len(self._owner)):
+        for own in long_arrays.row_blocks(len(self._owner)):
             result += np.bincount(self._owner[own][part[own].numpy()], minlength=self._clients)
         return result
 

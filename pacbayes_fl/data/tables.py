@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from pacbayes_fl import tensors
-from pacbayes_fl.data import history, user_tables
+from pacbayes_fl.data import history, long_arrays, user_tables
 from pacbayes_fl.data.archives import Array, read_npz
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.cells import check_names
@@ -129,8 +129,8 @@ def from_arrays(arrays: Mapping[str, Array], provenance: Mapping[str, Any]) -> D
     test, owner = torch.from_numpy(np.asarray(arrays["test"], dtype=bool)), arrays["client"]
     validation = torch.from_numpy(np.asarray(arrays.get("validation", np.zeros(len(owner), dtype=bool)), dtype=bool))
     for array in arrays.values():
-        tensors.adopt(array)
-    known = (owner[own] for own in tensors.row_blocks(len(owner)))
+        long_arrays.adopt(array)
+    known = (owner[own] for own in long_arrays.row_blocks(len(owner)))
     if owner.dtype.kind not in "iu" or any((part < 0).any() or (part >= len(names)).any() for part in known):
         raise DataError(f"array 'client' must hold whole numbers in 0..{len(names) - 1}")
     if len(set(names)) < len(names):

@@ -30,6 +30,7 @@ from pacbayes_fl.files import JsonMapping, JsonTable, checksum, make_folder, ref
 from pacbayes_fl.results import tensor_file
 from pacbayes_fl.results.folder import stream_synced, sync_folder, write_atomic, write_synced
 from pacbayes_fl.results.manifest import Print, announced, intact
+from pacbayes_fl.tensors import client_blocks
 
 FORMAT_VERSION: Final = 2
 _WHOLE: Final = 1  # the version in which one file has all states, which older readers know
@@ -373,8 +374,7 @@ def _read(path: Path, round: int) -> tuple[dict[str, Tensor], JsonTable]:
             with (path / name).open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
         except OSError:
-            content(name)
-            raise
+            return str(content(name))  # which says what is wrong with it
 
     def need(intact: bool, name: str) -> None:
         if not intact:
@@ -411,6 +411,16 @@ def _read(path: Path, round: int) -> tuple[dict[str, Tensor], JsonTable]:
         tensors, meta = _MIGRATIONS[version](tensors, meta)
         version += 1
     return tensors, meta
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Whether all numbers are finite, by their extremes.
+
+    Args:
+        tensor: [*], not empty.
+    """
+    rows = tensor.reshape(1) if tensor.dim() == 0 else tensor
+    return all(bool(rows[at].amax().isfinite() & rows[at].amin().isfinite()) for at in client_blocks(len(rows)))
 
 
 def _discard(path: Path) -> None:

@@ -9,9 +9,8 @@ import numpy as np
 from pacbayes_fl.pages import axis
 from pacbayes_fl.pages.chart import Chart
 from pacbayes_fl.pages.markup import Element, figures, section, tag
-from pacbayes_fl.results.calibration import coverage_by_client, pit_histogram
+from pacbayes_fl.results.calibration import coverage_by_client, pit_histogram, rows_below
 from pacbayes_fl.results.client_rows import GROUPS
-from pacbayes_fl.results.moments import array
 from pacbayes_fl.results.records import Result
 
 _LEVELS: Final = 21
@@ -39,18 +38,8 @@ def calibration(result: Result) -> Element | None:
 
 def _levels(result: Result, group: str) -> Element | None:
     """Observed against predicted quantile levels, of all rows and of the middle 90 % of clients."""
-    from pacbayes_fl.tensors import client_blocks
-
-    pit, mask = array(result, f"{group}.pit"), array(result, f"{group}.mask_test")
-    if pit is None or mask is None:
-        return None
     level = np.linspace(0.0, 1.0, _LEVELS)
-    rows, below = np.zeros(len(pit), np.int64), np.zeros((_LEVELS, len(pit)), np.int32)
-    for own in client_blocks(len(pit)):
-        real = mask[own] & np.isfinite(pit[own])
-        rows[own] = real.sum(1)
-        for counts, one in zip(below, level, strict=True):
-            counts[own] = ((pit[own] <= one) & real).sum(1)
+    rows, below = rows_below(result, group, level)
     if not rows.any():
         return None
     clients, pooled = int((rows > 0).sum()), below.sum(1) / rows.sum()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from pacbayes_fl.pages.axis import Array
 from pacbayes_fl.pages.chart import Chart
 from pacbayes_fl.pages.forecasts import Rows, target_label
 from pacbayes_fl.pages.markup import Element, figures, folded, section, tag
+from pacbayes_fl.results import errors_by
 from pacbayes_fl.results.calibration import HELD, band
 from pacbayes_fl.results.moments import array
 from pacbayes_fl.results.recorded import with_unit
@@ -20,9 +21,6 @@ from pacbayes_fl.results.records import Result
 
 Counts = npt.NDArray[np.int64]
 
-_VALUES: Final = 24  # of a column, that are a part each
-_PARTS: Final = 12  # of a column that has more
-_PIECE: Final = 2**20  # rows that are looked at together
 _FEATURES: Final = 12  # that are drawn; more would say little
 
 
@@ -100,7 +98,7 @@ def errors(result: Result, groups: dict[str, Rows]) -> Element | None:
 
 def _pair(result: Result, groups: dict[str, Rows], column: Column) -> list[Element]:
     """Draw residuals and coverage by one column."""
-    edges = _edges([(v, groups[name].real[:, : v.shape[1]]) for name, v in column.values.items()])
+    edges = errors_by.edges([(v, groups[name].real[:, : v.shape[1]]) for name, v in column.values.items()])
     if edges.size < 3:
         return []
     parts = [
@@ -132,70 +130,13 @@ def _pair(result: Result, groups: dict[str, Rows], column: Column) -> list[Eleme
     return [residual.figure(), covered.figure()]
 
 
-def _edges(parts: Sequence[tuple[Array, Array]]) -> Array:
-    """Cut a column into parts: between single values where there are few, at quantiles where there are many.
-
-    Args:
-        parts: values of the rows of a group [K, M], and which of them are real, bool [K, M].
-    """
-    from pacbayes_fl.tensors import client_blocks, mapped_array
-
-    kind = np.result_type(*(values for values, _ in parts))
-    finite, count, known = mapped_array(sum(values.size for values, _ in parts), kind), 0, np.empty(0, kind)
-    for values, real in parts:
-        for own in client_blocks(len(values)):
-            some = values[own][real[own]]
-            some = some[np.isfinite(some)]
-            finite[count : count + some.size] = some
-            count += some.size
-            if known.size <= _VALUES:
-                known = np.unique(np.concatenate([known, some]))
-    if known.size < 2:
-        return known
-    if known.size <= _VALUES:
-        inner = (known[1:] + known[:-1]) / 2
-        return np.concatenate([[2 * known[0] - inner[0]], inner, [2 * known[-1] - inner[-1]]])
-    return np.unique(np.quantile(finite[:count], np.linspace(0, 1, _PARTS + 1), overwrite_input=True))
-
-
 def _centres(edges: Array) -> Array:
     result: Array = (edges[1:] + edges[:-1]) / 2
     return result
 
 
 def _residuals(rows: Rows, values: Array, edges: Array) -> tuple[Array, Array, Counts]:
-    """Quartiles of residuals [3, H], shares of rows in intervals [H], and rows that have one [H]."""
-    from pacbayes_fl.tensors import client_blocks, mapped_array
-
-    parts = edges.size - 1
-    residual, place = mapped_array(values.size, rows.y.dtype), np.empty(values.size, np.int8)  # of the rows that count
-    many, counts, held = 0, np.zeros(parts, np.int64), np.zeros(parts)
-    for own in client_blocks(len(values)):
-        real = rows.real[own] & np.isfinite(values[own])
-        lower, upper, y = rows.lower[own][real], rows.upper[own][real], rows.y[own][real]
-        new = slice(many, many + y.size)
-        place[new] = np.clip(np.searchsorted(edges, values[own][real], side="right") - 1, 0, parts - 1)
-        residual[new], many = y - rows.mean[own][real], new.stop
-        known = np.isfinite(lower) & np.isfinite(upper)
-        counts += np.bincount(place[new][known], minlength=parts)
-        held += np.bincount(place[new][known], ((lower <= y) & (y <= upper))[known], parts)
-    quartiles = np.full((3, parts), np.nan)
-    for part in range(parts):
-        found = [residual[own][place[own] == part] for own in _pieces(many)]
-        some = np.concatenate([one[np.isfinite(one)] for one in found]) if found else residual[:0]
-        if some.size:
-            quartiles[:, part] = np.quantile(some, [0.25, 0.5, 0.75])
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return quartiles, held / counts, counts
-
-
-def _pieces(many: int) -> Iterator[slice]:
-    """Cut rows into pieces, and release arrays in files after each."""
-    from pacbayes_fl.tensors import release_mapped
-
-    for at in range(0, many, _PIECE):
-        yield slice(at, min(at + _PIECE, many))
-        release_mapped()
+    return errors_by.residuals(values, edges, rows.real, rows.y, rows.mean, rows.lower, rows.upper)
 
 
 def _says(parts: Sequence[tuple[str, Array, Array, Counts, str]]) -> str:

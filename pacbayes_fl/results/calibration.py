@@ -147,6 +147,32 @@ def pit_histogram(result: Result, group: str, bins: int = PIT_BINS) -> Shares | 
     return Shares(edges[:-1], edges[1:], rows, share, 1.0 / bins, band(rows, 1.0 / bins))
 
 
+def rows_below(result: Result, group: str, levels: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """Count the test rows of every client whose target lies below the predicted quantiles of some levels.
+
+    Args:
+        result: a finished run.
+        group: "existing" or "new".
+        levels: of the quantiles [H].
+
+    Returns:
+        Rows of each client [K], and how many of them lie below [H, K]; none where there are no probabilities.
+    """
+    import numpy as np
+
+    from pacbayes_fl.tensors import client_blocks
+
+    arrays = _arrays(result, group, "pit", "mask_test")
+    pit, mask = (arrays.get(name, np.zeros((0, 0))) for name in ("pit", "mask_test"))
+    rows, below = np.zeros(len(pit), np.int64), np.zeros((len(levels), len(pit)), np.int32)
+    for own in client_blocks(len(pit)):
+        real = (mask[own] != 0) & np.isfinite(pit[own])
+        rows[own] = real.sum(1)
+        for counts, level in zip(below, levels, strict=True):
+            counts[own] = ((pit[own] <= level) & real).sum(1)
+    return rows, below
+
+
 def coverage_by(result: Result, group: str) -> Shares | None:
     """Count how often 95 % intervals hold their targets, by the column that `report.coverage_by` names.
 

@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from pacbayes_fl import pages, tensors
 from pacbayes_fl.data import tables
@@ -435,17 +434,10 @@ def _restored(method: AnyMethod, clients: ClientBatch, study: Study, saved: Chec
     return FederationState(server["server"], known, saved.round, meta.watch)
 
 
-def _finite(tensor: Tensor) -> bool:
-    """Whether all numbers are, by their extremes, a block of rows at a time."""
-    rows = tensor.reshape(1) if tensor.dim() == 0 else tensor
-    blocks = (rows[own] for own in tensors.client_blocks(len(rows)))
-    return all(bool(one.amax().isfinite() & one.amin().isfinite()) for one in blocks)
-
-
 def _check_finite(saved: Checkpoint, meta: SavedMeta) -> None:
     """Refuse a state of which a number is not finite, which no run saves: whatever followed from it would be none."""
     for name, tensor in saved.tensors.items():
-        if not tensor.is_floating_point() or not tensor.numel() or _finite(tensor):
+        if not tensor.is_floating_point() or not tensor.numel() or checkpoint.all_finite(tensor):
             continue
         whose = tensor.isfinite().reshape(len(tensor), -1).all(1) if name.startswith("clients") else None
         client = None if whose is None else meta.name_of(meta.stateful[int((~whose).nonzero()[0])])

@@ -11,7 +11,7 @@ import torch
 
 from data_gen import rooms
 from pacbayes_fl import tensors
-from pacbayes_fl.data import tables
+from pacbayes_fl.data import long_arrays, tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.client_blocks import Owners, Pieces, by_block
 from pacbayes_fl.errors import DataError
@@ -62,7 +62,7 @@ def test_blocks_make_the_same_groups_and_the_same_long_form(monkeypatch: pytest.
 
 @pytest.mark.parametrize("owner", [[1, 0, 1, 3, 0], [0, 0, 1, 1, 3], [0, 1, 1, 0, 3]])
 def test_rows_come_client_after_client_in_their_order(owner: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensors, "_ROWS", 2)
+    monkeypatch.setattr(long_arrays, "ROWS", 2)
     part, x = torch.tensor([True, True, True, False, True]), torch.arange(5.0)
     owners = Owners(np.array(owner), 4)
     pieces, others = Pieces(x, x + 1, owners, part), Pieces(x, x + 1, owners, ~part)
@@ -110,13 +110,13 @@ def test_a_study_in_blocks_and_files_is_that_in_memory(
     if method == "apfl":
         sets = ("model={}", *sets)
     run(tiny("federation.rounds=2", *sets), tmp_path / "memory")
-    for name, value in (("BLOCK", 2), ("_ROWS", 3), ("MAPPED", 1)):
+    for name, value in (("BLOCK", 2), ("MAPPED", 1)):
         monkeypatch.setattr(tensors, name, value)
     for name, value in (("LARGE", 1), ("ROWS", 3)):
         monkeypatch.setattr(rooms, name, value)
     for name in ("_MEMORY", "_LARGE"):
         monkeypatch.setattr(shelves, name, 0)
-    monkeypatch.setattr("pacbayes_fl.pages.errors._PIECE", 3)
+    monkeypatch.setattr(long_arrays, "ROWS", 3)
     run(tiny("federation.rounds=1", *sets), tmp_path / "files")
     run(tiny("federation.rounds=2", *sets), tmp_path / "files", resume=True)
     every = {str(path.relative_to(tmp_path / "memory")) for path in (tmp_path / "memory").rglob("*") if path.is_file()}

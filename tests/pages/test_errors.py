@@ -12,6 +12,7 @@ from pacbayes_fl.pages import errors as module
 from pacbayes_fl.pages.errors import columns, errors
 from pacbayes_fl.pages.forecasts import Rows, rows_of
 from pacbayes_fl.pages.markup import to_html
+from pacbayes_fl.results import errors_by
 from pacbayes_fl.results.records import Result
 
 
@@ -35,11 +36,11 @@ def test_the_hour_comes_first_where_it_is_known_and_features_follow(series: Resu
 @pytest.mark.parametrize("block", [2, 1024])
 def test_residuals_and_shares_are_those_of_a_loop(series: Result, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensors, "BLOCK", block)
-    monkeypatch.setattr(module, "_PIECE", block)
+    monkeypatch.setattr(errors_by, "_PIECE", block)
     rows = groups(series)["existing"]
     hours = rows.moments.hours()
     assert hours is not None
-    edges = module._edges([(hours, rows.real)])
+    edges = errors_by.edges([(hours, rows.real)])
     quartiles, share, counts = module._residuals(rows, hours, edges)
     for hour in range(24):
         inside = [(k, j) for k, j in np.argwhere(rows.real) if hours[k, j] == hour]
@@ -50,13 +51,7 @@ def test_residuals_and_shares_are_those_of_a_loop(series: Result, block: int, mo
         np.testing.assert_allclose(share[hour], np.mean(held))
 
 
-def test_a_column_of_many_values_is_cut_at_quantiles_and_a_constant_one_is_not_drawn(numbers: Result) -> None:
-    values = np.random.default_rng(0).normal(size=(50, 10))
-    real = values < 2
-    real[3], values[4, 5] = False, np.nan
-    known = values[real & np.isfinite(values)]
-    edges = module._edges([(values[:20], real[:20]), (values[20:], real[20:])])
-    assert edges.tolist() == np.quantile(known, np.linspace(0, 1, 13)).tolist()
+def test_a_constant_column_is_not_drawn(numbers: Result) -> None:
     constant = {g: numbers.predictions[f"{g}.x_test"] * 0 for g in ("existing", "new")}
     result = replace(numbers, predictions={**numbers.predictions, **{f"{g}.x_test": x for g, x in constant.items()}})
     made = errors(result, groups(result))

@@ -16,7 +16,7 @@ from torch import Tensor
 from pacbayes_fl import cli, metrics, plots
 from pacbayes_fl.plots.style import metric_label
 from pacbayes_fl.results import metrics as table
-from pacbayes_fl.results import records as results
+from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.comparison import direction
 from pacbayes_fl.results.metrics import METRICS, MODELS, Metric
 from pacbayes_fl.study.compare import compare
@@ -120,7 +120,7 @@ def test_one_record_brings_a_metric_into_every_table_figure_label_and_list(
     monkeypatch.setattr(table, "METRICS", MappingProxyType({**METRICS, OWN.name: OWN}))
     study = on_csv(write_csv(tmp_path / "rows.csv", rows()), "method.name=ridge")
     result = run(study, tmp_path / "run")
-    for group in results.GROUPS:  # scored, in both units
+    for group in GROUPS:  # scored, in both units
         ratio = torch.tensor(result.column(group, "max_error_raw")) / torch.tensor(result.column(group, "max_error"))
         known = torch.tensor(result.column(group, "rmse_raw")) / torch.tensor(result.column(group, "rmse"))
         torch.testing.assert_close(ratio, known)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,12 +43,12 @@ def test_the_bytes_are_those_of_safetensors(tmp_path: Path, monkeypatch: pytest.
         tensor_file.write(file, {"z": torch.zeros(1, dtype=torch.complex64)})
 
 
-BROKEN = {
+BROKEN: dict[str, Callable[[bytes], bytes]] = {
     "a short file": lambda data: data[:-1],
     "a longer file": lambda data: data + b"0",
     "a header beyond the file": lambda data: (2**40).to_bytes(8, "little") + data[8:],
     "another shape": lambda data: data.replace(b"[2,3]", b"[2,4]"),
-    "a negative shape": lambda data: data.replace(b"[2,3]", b"[-2,-3]").replace(b'":{"dt', b'":{"dt'),
+    "a negative shape": lambda data: data.replace(b"[2,3]", b"[-2,-3]"),
     "an unknown dtype": lambda data: data.replace(b"F32", b"F31"),
     "another place": lambda data: data.replace(b"[0,24]", b"[1,25]"),
     "no header": lambda data: data[:8] + b"[" + data[9:],
