@@ -175,19 +175,32 @@ def by_run(results: Sequence[Result], separator: str = ", ") -> dict[str, list[R
         separator: between the parts of a name.
 
     Returns:
-        Results by name: the method, its study where there are several, and `labels["kept"]`, the share of weights kept,
-        where runs of that name were set to keep different ones.
+        Results by name: the method, its study where there are several, and the settings that runs of that name do not
+        share, of the share of weights kept, particles, and the epsilon and mechanism of privacy.
     """
     names = [name.replace(", ", separator) for name in run_names(results)]
-    kept: dict[str, set[Any]] = {}
+    alike: dict[str, list[dict[str, str]]] = {}
     for name, result in zip(names, results, strict=True):
-        kept.setdefault(name, set()).add(result.labels.get("kept"))
+        alike.setdefault(name, []).append(_settings(result))
     runs: dict[str, list[Result]] = {}
     for name, result in zip(names, results, strict=True):
-        share = result.labels.get("kept")
-        own = f"{name}{separator}{share:.3g} kept" if len(kept[name]) > 1 and share is not None else name
-        runs.setdefault(own, []).append(result)
+        own = _settings(result).items()
+        parts = [words for key, words in own if len({one.get(key) for one in alike[name]}) > 1]
+        runs.setdefault(separator.join((name, *parts)), []).append(result)
     return runs
+
+
+def _settings(result: Result) -> dict[str, str]:
+    """Say in words what sets runs of one method on one study apart, where they have it."""
+    private = result.labels.get("privacy") or {}
+    spent = private.get("epsilon", private.get(SIMULATED_EPSILON))
+    words = {
+        "kept": ("{:.3g} kept", result.labels.get("kept")),
+        "particles": ("k = {}", result.labels.get("particles")),
+        "epsilon": ("epsilon {:.3g}", spent),
+        "mechanism": ("{}", private.get("mechanism")),
+    }
+    return {key: text.format(value) for key, (text, value) in words.items() if value is not None}
 
 
 def seed_count(results: Sequence[Result]) -> str:
@@ -201,14 +214,7 @@ def seed_count(results: Sequence[Result]) -> str:
     """
     seeds: dict[str, set[int]] = {}
     for one in results:
-        private = one.labels.get("privacy") or {}
-        spent = private.get("epsilon", private.get(SIMULATED_EPSILON))
-        about = [
-            private.get("mechanism"),
-            None if spent is None else f"{spent:.3g}",
-            one.labels.get("varied", {}).get("value"),
-        ]
-        setting = [one.method, one.study, one.labels.get("particles"), one.labels.get("kept"), *about]
+        setting = [one.method, one.study, _settings(one), one.labels.get("varied", {}).get("value")]
         seeds.setdefault(repr(setting), set()).add(one.seed)
     counts = sorted({len(one) for one in seeds.values()})
     number = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])

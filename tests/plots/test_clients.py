@@ -113,6 +113,20 @@ def test_settings_of_one_method_have_boxes_of_their_own(classes: Maker) -> None:
     assert [len(values) for values in dots(axis)] == [12, 12, 6]
 
 
+def test_runs_of_other_particles_or_epsilons_have_boxes_of_their_own(made: Maker) -> None:
+    ablated = [made(seed=seed, particles=count, new=0) for count in (1, 4) for seed in (1, 2)]
+    (axis,) = box_plots(ablated, ["rsmse"]).axes
+    assert ticks(axis) == ["pac_pfl\nk = 1", "pac_pfl\nk = 4"]
+    spent = [("gaussian", 1.0), ("gaussian", 3.0), ("laplace", 3.0)]
+    private = [
+        replace(made(new=0), labels={"privacy": {"epsilon": epsilon, "mechanism": mechanism}})
+        for mechanism, epsilon in spent
+    ]
+    (axis,) = box_plots([replace(made(new=0), labels={}), *private], ["rsmse"]).axes
+    about = [f"pac_pfl\nepsilon {epsilon:.3g}\n{mechanism}" for mechanism, epsilon in spent]
+    assert ticks(axis) == ["pac_pfl", *about]
+
+
 def test_particles_show_mean_and_spread_over_seeds(made: Maker) -> None:
     counts, seeds = (1, 2, 4), (1, 2, 3)
     results = [made(seed=seed, particles=count, level=0.4 + 0.2 / count) for seed in seeds for count in counts]
