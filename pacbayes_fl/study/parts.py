@@ -354,8 +354,9 @@ class PrivacyPart:
             "paper_algorithm_3", and "add-or-remove", for a client that sends zeros instead, otherwise.
         multiplier: the noise's scale per clip, on the sum of a cohort; None takes the least that lasts for all rounds.
         candidates: priors among which every round of "exponential" chooses one, drawn from the hyper-prior and from the
-            second round on around the chosen one; see `methods.pac_pfl.choice.PriorChoice`.
-        candidate_step: how far around it, as a share of the hyper-prior's spread.
+            second round on around the chosen one; see `methods.pac_pfl.choice.PriorChoice`. Other mechanisms refuse any
+            number but the default.
+        candidate_step: how far around it, as a share of the hyper-prior's spread; likewise.
         side_share: share of `epsilon` that each message outside of the rounds takes, such as the residuals of
             `model.residuals = "mixture"`; the noise of rounds is the least with which all together keep the budget.
         ledger: file in which runs on the same rows add up what they spend, each within its own `epsilon`: one that
@@ -381,11 +382,16 @@ class PrivacyPart:
     randomness: Literal["system", "simulation"] = "system"
 
     def __post_init__(self) -> None:
-        """Check the ranges, and that Algorithm 3 has no multiplier of its own."""
+        """Check the ranges, that Algorithm 3 has no multiplier of its own, and that only a choice has candidates."""
         options.check(self, "[privacy]", PrivacyError)
-        if kinds.MECHANISMS[self.mechanism].claim is not None and self.multiplier is not None:
+        kind = kinds.MECHANISMS[self.mechanism]
+        if kind.claim is not None and self.multiplier is not None:
             what = f"[privacy] multiplier is not for {self.mechanism}, whose noise follows from epsilon and the rounds"
             raise PrivacyError(what, hint="change epsilon, or the mechanism")
+        for key in ("candidates", "candidate_step"):  # the file that a run writes has the defaults in any case
+            if not kind.chooses and getattr(self, key) != getattr(type(self), key):
+                what = f"[privacy] {key} is not for {self.mechanism}, which chooses among no priors"
+                raise PrivacyError(what, hint=f"mechanism = 'exponential', or leave {key} out")
 
 
 @dataclass(frozen=True)

@@ -343,12 +343,19 @@ def test_a_private_run_needs_a_folder_for_its_ledger() -> None:
         ({"multiplier": 0.0}, "multiplier must be positive"),
         ({"delta": 1.0}, "delta must be at least 0 and below 1, got 1"),
         ({"mechanism": "paper_algorithm_3", "multiplier": 2.0}, "multiplier is not for paper_algorithm_3"),
+        ({"candidates": 9}, r"candidates is not for gaussian.*\(mechanism = 'exponential', or leave candidates out\)"),
+        ({"mechanism": "knorm", "candidate_step": 0.3}, "candidate_step is not for knorm, which chooses"),
     ],
     ids=str,
 )
 def test_numbers_out_of_range_are_refused(values: dict[str, Any], text: str) -> None:
     with pytest.raises(PrivacyError, match=text):
         PrivacyPart(**values)
+
+
+def test_a_table_with_the_candidates_that_a_run_writes_is_read_again_under_any_mechanism() -> None:
+    assert PrivacyPart(candidates=400, candidate_step=0.6) == PrivacyPart()
+    PrivacyPart(mechanism="exponential", candidates=9, candidate_step=0.3)
 
 
 def test_choices_by_training_rows_are_refused(tmp_path: Path) -> None:
