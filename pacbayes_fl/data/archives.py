@@ -12,8 +12,7 @@ from typing import IO, Final, TypeAlias
 import numpy as np
 from numpy.lib import format as npy
 
-from pacbayes_fl import tensors
-from pacbayes_fl.data import long_arrays, memory
+from pacbayes_fl.data import memory
 from pacbayes_fl.errors import DataError
 
 Array: TypeAlias = np.ndarray
@@ -64,6 +63,9 @@ def read_npz(path: Path) -> dict[str, Array]:
 
 def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
     """Read one array [*], in the machine's byte order."""
+    from pacbayes_fl import tensors  # which import torch; names of data sets are listed without it
+    from pacbayes_fl.data import long_arrays
+
     name = entry.filename
     if not name.endswith(".npy"):
         raise DataError(f"its entry {name!r} is no array", hint="an archive in an archive is not looked into")
@@ -94,6 +96,8 @@ def write_npz(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
         file: to write to.
         arrays: by name [*], without Python objects.
     """
+    from pacbayes_fl.data import long_arrays
+
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, array in arrays.items():
             head = npy.header_data_from_array_1_0(np.empty(0, array.dtype)) | {"shape": array.shape}

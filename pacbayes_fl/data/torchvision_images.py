@@ -6,13 +6,14 @@ import math
 import struct
 from functools import partial
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from pacbayes_fl.data import images
 from pacbayes_fl.data.images import Images
 from pacbayes_fl.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ROOT = "PACBAYES_FL_DATA"
 """The environment variable that names the folder of data sets."""
@@ -46,6 +47,8 @@ def read(
     Raises:
         DataError: naming what was looked for, or what is wrong with it.
     """
+    import torch  # names of data sets are listed without it
+
     from pacbayes_fl.data import torchvision_ops
 
     if (both := _plain(folder / below, class_name)) is not None:
@@ -79,6 +82,8 @@ def _plain(folder: Path, class_name: str) -> list[tuple[Tensor, Tensor]] | None:
     """Read the four files of MNIST's own form without torchvision, whose import takes longer; None where it should."""
     if class_name not in ("MNIST", "FashionMNIST"):
         return None
+    import torch
+
     both = []
     for part in ("train", "t10k"):
         arrays = []
@@ -98,6 +103,8 @@ def _plain(folder: Path, class_name: str) -> list[tuple[Tensor, Tensor]] | None:
 
 def _made(name: str, both: list[tuple[Tensor, Tensor]], classes: int, transposed: bool) -> Images:
     """Put images [R, H, W] or [R, H, W, C] and labels [R] of the training and the test part together."""
+    import torch
+
     pixels = torch.cat([x for x, _ in both])
     x = pixels.unsqueeze(1) if pixels.dim() == 3 else pixels.permute(0, 3, 1, 2).contiguous()
     x = x.transpose(-2, -1).contiguous() if transposed else x

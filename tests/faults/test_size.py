@@ -5,6 +5,7 @@ Counts of calls, of numbers drawn and of bytes; never times.
 
 from __future__ import annotations
 
+import io
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -24,8 +25,7 @@ from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.results import bootstrap
-from pacbayes_fl.results import records as results
-from pacbayes_fl.results.client_rows import ClientRow
+from pacbayes_fl.results.client_rows import ClientRow, ClientRows
 from pacbayes_fl.results.records import Result
 from pacbayes_fl.study import run as study
 from tests.laws.cases import Toy, bits, federation, from_recipe, rows_for
@@ -98,15 +98,16 @@ def result(clients: int, gaps: bool = False) -> Result:
 def test_tables_ask_for_the_names_of_metrics_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The names are a walk over all clients: asked for by row and cell they were N^2 steps."""
     asked: list[int] = []
-    names: Callable[[Result], tuple[str, ...]] = Result.metrics.fget  # type: ignore[attr-defined]
-    monkeypatch.setattr(Result, "metrics", property(lambda self: asked.append(1) or names(self)))  # type: ignore[func-returns-value]
+    names: Callable[[ClientRows], tuple[str, ...]] = ClientRows.metrics.fget  # type: ignore[attr-defined]
+    monkeypatch.setattr(ClientRows, "metrics", property(lambda self: asked.append(1) or names(self)))  # type: ignore[func-returns-value]
     found = result(200)
     asked.clear()
-    text = results._clients_csv(found)
+    written = io.BytesIO()
+    found.rows.write_csv(written)
     assert len(asked) == 1
     found.summary()
     assert len(asked) <= 3  # once a group
-    assert text.count("\n") == 401
+    assert written.getvalue().count(b"\n") == 401
 
 
 class Counting:

@@ -17,8 +17,8 @@ from pacbayes_fl.results.records import Result
 from pacbayes_fl.results.rounds import read_rounds
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.newcomers import forecast_newcomers
 from pacbayes_fl.study.node import StudyNode
-from pacbayes_fl.study.predict import joined
 from pacbayes_fl.study.release import open_release, release
 from pacbayes_fl.study.run import open_run, run
 from pacbayes_fl.study.served import serve
@@ -167,8 +167,8 @@ def test_a_release_of_a_servers_folder_is_that_of_the_run_on_one_machine(tmp_pat
     means = []
     for name in ("here", "there"):
         release(tmp_path / name, tmp_path / f"{name} released")
-        ((one,),) = [list(joined(open_release(tmp_path / f"{name} released"), tmp_path / "new.csv"))]
-        means.append(one.mean)
+        forecast = forecast_newcomers(open_release(tmp_path / f"{name} released"), tmp_path / "new.csv")
+        means.append(forecast.predicted["mean"])
     torch.testing.assert_close(means[1], means[0], rtol=1e-7, atol=1e-9)
 
 

@@ -18,7 +18,7 @@ from pacbayes_fl.methods.base import Method
 from pacbayes_fl.metrics import ece, mce
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.classes import ClassMixture
-from pacbayes_fl.results.client_rows import ClientRow
+from pacbayes_fl.results.client_rows import ClientRow, ClientRows
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study.data import ScaledGroup, load
 from pacbayes_fl.study.evaluate import classification
@@ -217,12 +217,12 @@ def test_labels_say_which_model_which_draws_and_which_rule(root: Path) -> None:
     study = tiny_images(root, "federation.rounds=1")
     method, _, _ = trained(study)
     rows = [ClientRow(k, f"c{k}", "existing", 3, {"kept": kept}) for k, kept in enumerate((0.25, 0.5))]
-    said = labels(method, rows, [], metrics_of(study, TASK))
+    said = labels(method, ClientRows.of(rows), [], metrics_of(study, TASK))
     assert (said["draws"], said["inference"]) == (4, "closed-form KL, written-out gradient")
     assert said["kept"] == 0.375 and said["selection"] == "last round" and "10 bins" in said["ece"]
     assert "last local steps left them" in said["evaluation_point"]
     study = tiny_images(root, "method.name=fedavg", "federation.rounds=1")
     method, _, _ = trained(study)
-    said = labels(method, [], [], metrics_of(study, TASK))
+    said = labels(method, ClientRows.of([]), [], metrics_of(study, TASK))
     assert said["draws"] == 1 and "kept" not in said
     assert "personal models are the global one" in said["evaluation_point"]
