@@ -7,9 +7,7 @@ server was made of all clients' rows, and nobody has bounded what it tells of th
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -26,11 +24,12 @@ from pacbayes_fl.errors import UNREADABLE, CheckpointError, DataError, PrivacyEr
 from pacbayes_fl.federation import checkpoint, federation_state, public
 from pacbayes_fl.federation.arrays import DTYPES
 from pacbayes_fl.federation.federation_state import FederationState
-from pacbayes_fl.files import JsonMapping, JsonTable, checksum, make_folder
+from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.privacy import ledger
 from pacbayes_fl.results import ended as results_ended
-from pacbayes_fl.results.folder import NODES, RELEASED, write_atomic
+from pacbayes_fl.results import sealed
+from pacbayes_fl.results.folder import NODES, RELEASED
 from pacbayes_fl.study import origins, residuals, scaling
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import build, device_of
@@ -43,6 +42,8 @@ from pacbayes_fl.tensors import AnyTree
 FORMAT_VERSION: Final = 1
 SIGN: Final = RELEASED
 """The file by which a folder is known as a release: columns and checksums of all others."""
+
+KIND: Final = sealed.Kind("release", SIGN, FORMAT_VERSION, "release the run anew")
 
 WITHHELD: Final = "withheld"
 _MODEL: Final = "server.safetensors"
@@ -142,11 +143,7 @@ def release(folder: Path, out: Path, public_scaling: bool = False) -> str:
         PrivacyError: when columns are scaled by moments of all clients' rows and nobody has said that these are public.
         CheckpointError: when there is no intact round, or a file cannot be written.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise StudyError(f"{out} is not empty, and a release is written into a folder of its own", hint="another --out")
-    if out.resolve().is_relative_to(folder.resolve()):
-        what = f"{out} is inside of the run {folder}, of which nothing else may leave it"
-        raise StudyError(what, hint="choose another --out")
+    sealed.check_new(out, folder, KIND)
     known = _server_side(folder) if (folder / NODES).is_file() else served(open_run(folder))
     name = known.study.method.name
     if not known.method.federated:
@@ -168,12 +165,9 @@ def release(folder: Path, out: Path, public_scaling: bool = False) -> str:
     text = _WORDS["clear" if not private else "simulated" if simulated else "private"]
     if public_scaling and scaling.FILE in files:
         text += "; with moments of all clients' rows, which were said to be public"
-    files["labels.json"] = _json(_labels(known.study, folder) | {"release": text})
+    files["labels.json"] = sealed.to_bytes(_labels(known.study, folder) | {"release": text})
     own = origins.used(_study(known))
-    files[SIGN] = _json(_sealed(_about(known) | ({origins.KEY: own} if own else {}), files))
-    make_folder(out)
-    for name, data in files.items():  # the sign last: without it nothing takes the folder for a release
-        write_atomic(out / name, data)
+    sealed.write(out, KIND, _about(known) | ({origins.KEY: own} if own else {}), files)
     return text
 
 
@@ -216,7 +210,6 @@ def _labels(study: Study, folder: Path) -> JsonTable:
 def _about(known: Served) -> JsonTable:
     schema = known.schema
     return {
-        "format_version": FORMAT_VERSION,
         "round": known.round,
         "features": [list(column) for column in schema.features],
         "target": list(schema.target),
@@ -225,15 +218,6 @@ def _about(known: Served) -> JsonTable:
         "feature_shape": list(schema.feature_shape),
         "dtypes": [str(known.dtype).removeprefix("torch."), str(known.raw).removeprefix("torch.")],
     }
-
-
-def _json(value: JsonMapping) -> bytes:
-    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
-def _sealed(about: JsonMapping, files: Mapping[str, bytes]) -> JsonTable:
-    body = {**about, "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}}
-    return body | {"checksum": checksum(body)}
 
 
 def is_release(folder: Path | str) -> bool:
@@ -262,7 +246,7 @@ def open_release(folder: Path | str) -> Served:
         StudyError: when the folder is no release, or a file of the user's has changed since.
     """
     folder = Path(folder)
-    about = _checked(folder)
+    about, files = sealed.read(folder, KIND)
     origins.check(about.get(origins.KEY, {}), str(folder))
     study = Study.from_toml(folder / "study.toml")
     if study.federation.device == "cuda" and not torch.cuda.is_available():  # released elsewhere
@@ -273,7 +257,7 @@ def open_release(folder: Path | str) -> Served:
         dtype, raw = (getattr(torch, name) for name in about["dtypes"])
         schema = tables.Dataset({}, features, target, _class_names(about), about["classes"], shape)
         method, _ = build(study, schema)
-        flat = safetensors.torch.load((folder / _MODEL).read_bytes())
+        flat = safetensors.torch.load(files[_MODEL])
         start = method.init_server(torch.Generator().manual_seed(study.seed))
         server = tensors.unleaves(start, flat, exact=False)
     except (*UNREADABLE, SafetensorError, ShapeError) as error:
@@ -281,29 +265,3 @@ def open_release(folder: Path | str) -> Served:
     server = tensors.tree_map(lambda leaf: leaf.to(device_of(study)), server)
     errors, _ = residuals.read(study, folder)
     return Served(study, method, server, int(about["round"]), schema, scaling.read(folder, schema), dtype, raw, errors)
-
-
-def _checked(folder: Path) -> JsonMapping:
-    """Read what a release says of itself, and compare all of its files with it."""
-    hint = "release the run anew"
-    try:
-        about: JsonTable = json.loads((folder / SIGN).read_text("utf-8"))
-        intact = about.pop("checksum") == checksum(about)
-        digests, version = dict(about["sha256"]), about["format_version"]
-    except FileNotFoundError:
-        raise StudyError(f"{folder} is not a release: {SIGN} is missing") from None
-    except UNREADABLE as error:
-        raise CheckpointError(f"{folder / SIGN} is damaged: {error}", hint=hint) from error
-    if not intact:
-        raise CheckpointError(f"{folder / SIGN} is damaged", hint=hint)
-    if version != FORMAT_VERSION:
-        what = f"{folder} has release format {version}, this pacbayes_fl reads {FORMAT_VERSION}"
-        raise CheckpointError(what, hint="update pacbayes_fl")
-    for name, digest in digests.items():
-        try:
-            result = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        except OSError as error:
-            raise CheckpointError(f"{folder / name} is missing or cannot be read", hint=hint) from error
-        if result != digest:
-            raise CheckpointError(f"{folder / name} is damaged", hint=hint)
-    return about
