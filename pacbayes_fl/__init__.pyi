@@ -6,6 +6,7 @@ from pacbayes_fl import plots as plots
 from pacbayes_fl import testing as testing
 from pacbayes_fl.certificates.clients import certify as certify
 from pacbayes_fl.certificates.model import certify_model as certify_model
+from pacbayes_fl.certificates.network import load_network as load_network
 from pacbayes_fl.certificates.request import Request as Request
 from pacbayes_fl.data.batch import ClientBatch as ClientBatch
 from pacbayes_fl.errors import PacBayesFLError as PacBayesFLError

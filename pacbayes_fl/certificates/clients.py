@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -22,11 +23,13 @@ from pacbayes_fl.bounds import Bound, BoundedLoss, Certificate, Premises, Proven
 from pacbayes_fl.bounds.holdout import of_losses
 from pacbayes_fl.bounds.table import DEFAULT
 from pacbayes_fl.certificates import log as study_certify_log
+from pacbayes_fl.certificates import network
 from pacbayes_fl.certificates.averages import certify_average
 from pacbayes_fl.certificates.labels import labels_of
 from pacbayes_fl.certificates.measure import Measured, OnClients, measure
 from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.certificates.rows import UNDECLARED, BoundRows, bound_rows_of, independent
+from pacbayes_fl.data.scaling import Scaling
 from pacbayes_fl.errors import AssumptionError, DataError
 from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun, model_of
 from pacbayes_fl.study import held_rows
@@ -41,20 +44,27 @@ _KEYS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def certify(trained: Trained, request: Request | str = DEFAULT, on_clients: OnClients | None = None) -> CertifiedRun:
+def certify(
+    trained: Trained,
+    request: Request | str = DEFAULT,
+    on_clients: OnClients | None = None,
+    ship: Path | str | None = None,
+) -> CertifiedRun:
     """Bound the true risk of every client of a finished run.
 
     Args:
         trained: as `study.open_run` gives it.
         request: which bound, on which loss; or the name of a bound, or "mine.py:MY_BOUND", with all else by default.
         on_clients: called with the number of clients that were done in one go.
+        ship: new folder for the networks of a bound on one draw, a folder a client for `load_network`; None for none.
 
     Returns:
         One entry per client; a group without a valid certificate carries reasons instead of numbers.
 
     Raises:
         AssumptionError: when the method's models are no posteriors, the loss is not for the run's predictions, or no
-            number can be formed.
+            number can be formed; or the networks cannot be shipped.
+        StudyError: when the folder to ship into holds something.
 
     Example:
         >>> import pacbayes_fl as fl
@@ -67,6 +77,7 @@ def certify(trained: Trained, request: Request | str = DEFAULT, on_clients: OnCl
         'seeger.json'
     """
     study, request = trained.study, Request(request) if isinstance(request, str) else request
+    network.check(trained, request, ship)
     loss = request.loss or (bounds.SaturatingSquare() if trained.dataset.classes is None else bounds.ZeroOne())
     model = {} if trained.folder is None else model_of(trained.folder, trained.state.round)
     settled = {"loss": loss.name, "tables": study.report.certify.tables}
@@ -110,6 +121,8 @@ def certify(trained: Trained, request: Request | str = DEFAULT, on_clients: OnCl
     )
     if table.clients:  # else nobody has seen a number
         turn.keep()
+    if ship is not None:
+        network.write(trained, table, {name: part.networks for name, part in parts.items()}, Path(ship))
     return table
 
 
@@ -152,6 +165,7 @@ class Certified(NamedTuple):
         average: bound on the average over the clients' rows, where there can be one.
         left_out: clients without numbers, and why.
         holdout: of the predictor of each that was fixed before the rows, where that was asked for.
+        networks: of the lines, where each is on one.
     """
 
     certificate: Certificate | None
@@ -160,6 +174,7 @@ class Certified(NamedTuple):
     average: Certificate | None = None
     left_out: Mapping[str, str] = MappingProxyType({})
     holdout: Certificate | None = None
+    networks: network.Networks | None = None
 
 
 def _why_not(trained: Trained, bound_rows: BoundRows | None, request: Request) -> list[str]:
@@ -223,7 +238,10 @@ def _certified(trained: Trained, name: str, group: BoundRows, job: _Job) -> Cert
     beside = _holdout(request, subset, premises, shared) if request.shares[1] else None
     trivial = _trivial(trained, group, loss, certificate)
     lines = _lines(name, group, usable, subset, certificate, trivial, beside)
-    return Certified(certificate, lines, [], average, left_out, beside)
+    drawn = None
+    if subset.network is not None:
+        drawn = network.Networks(subset.network, Scaling(*(leaf.cpu()[usable] for leaf in group.units)))
+    return Certified(certificate, lines, [], average, left_out, beside, drawn)
 
 
 def _holdout(request: Request, measured: Measured, premises: Premises, shared: int) -> Certificate:

@@ -38,6 +38,7 @@ class BoundRows(NamedTuple):
         independent: whether no client's prior or units depend on another client's rows of the bound, so that averages
             over the pooled rows can be bounded.
         repeats: which of the rows count.
+        units: to which the rows were brought, leaves [K, *].
         deployed: state and rows behind the personal models that `predict` uses, where these have not seen the rows and
             are not the priors; None where they are the priors, or have seen the rows.
         predicts: whether a personal model that `predict` uses is fixed before the rows; else the prior is.
@@ -50,6 +51,7 @@ class BoundRows(NamedTuple):
     prior: Provenance
     independent: bool
     repeats: Repeats
+    units: Scaling
     deployed: tuple[FederationState, ClientBatch] | None = None
     predicts: bool = False
 
@@ -103,7 +105,7 @@ def bound_rows_of(
             state = state_of(trained.method, trained.state, "new", replace(group, train=seen))
         repeats = repeats_of(trained, name, trained.bound_rows, afresh)
         prior = Provenance("split", simulated=simulated)
-        return BoundRows(state, seen, rows, group.test, prior, True, repeats, deployed, True)
+        return BoundRows(state, seen, rows, group.test, prior, True, repeats, group.used, deployed, True)
     units = _units_of_others(trained, name, group)
     own = replace(group, used=units, inputs=torch.zeros_like(group.inputs))  # an average client's: none of these rows
     rows, test = own.bring(group.raw.train), own.bring(group.raw.test)
@@ -111,9 +113,9 @@ def bound_rows_of(
     if released is not None:  # every prior is the server's, which it has released
         state = state_of(trained.method, trained.state, "new", replace(group, train=none_of(rows)))
         prior = Provenance("client-level DP", *released, simulated=simulated)
-        return BoundRows(state, none_of(rows), rows, test, prior, False, repeats)
+        return BoundRows(state, none_of(rows), rows, test, prior, False, repeats, units)
     prior = Provenance("disjoint clients" if name == "new" else "other clients", simulated=simulated)
-    return BoundRows(state, none_of(rows), rows, test, prior, name == "new", repeats)
+    return BoundRows(state, none_of(rows), rows, test, prior, name == "new", repeats, units)
 
 
 def none_of(batch: ClientBatch) -> ClientBatch:

@@ -29,6 +29,7 @@ def arguments(command: AddCommand) -> None:
         "bounds on the true risk of every client of a finished run",
         "pacbayes-fl certify runs/split",
         "pacbayes-fl certify runs/split --bound catoni --beta rows --delta 0.01 --jointly",
+        "pacbayes-fl certify runs/split --bound one-draw --ship networks",
         "pacbayes-fl certify runs/old --retrain",
     )
     sub.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run with [report.certify] scheme")
@@ -79,6 +80,9 @@ def arguments(command: AddCommand) -> None:
         default="best",
         help="least bound of the refined posterior, the prior and some between, or the refined (default: %(default)s)",
     )
+    sub.add_argument(
+        "--ship", type=Path, metavar="DIR", help="write the networks that --bound one-draw is on, a folder a client"
+    )
     sub.add_argument("--retrain", action="store_true", help="first make the run that can be certified, in RUN-certify")
     json_option(sub, "the table, as its file has it", "bound", "delta", "valid", "reasons", "clients", "certificates")
 
@@ -116,7 +120,7 @@ def act(options: argparse.Namespace) -> None:
             done += more
             on_round(RoundRecord(done, done))
 
-        table = of_clients.certify(trained, request, on_event)
+        table = of_clients.certify(trained, request, on_event, options.ship)
     path = table.save(folder)
     _refresh(folder)
     if options.json:
@@ -127,6 +131,8 @@ def act(options: argparse.Namespace) -> None:
         say(f"later rows: {table.labels['later']}")
     for written in [path, *_drawn(table, folder)]:
         say(f"file: {written}")
+    if options.ship is not None:
+        say(f"networks of {len(table.clients)} clients: {options.ship}")
 
 
 def tables(folder: Path) -> list[CertifiedRun]:

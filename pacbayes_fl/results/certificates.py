@@ -201,6 +201,19 @@ class CertifiedRun:
             f" bounds of a line hold at once: {own:g} of delta is the bound's, {beside:g} the hold-out bound's"
         )
 
+    def of_client(self, line: CertifiedClient) -> JsonMapping:
+        """Give what the table says of one client, as JSON can hold it.
+
+        Args:
+            line: of the table.
+
+        Returns:
+            The line, and the bound, theorem, risk and delta that it shares with others; None for NaN.
+        """
+        common = ("study", "method", "seed", "bound", "asked", "theorem", "risk", "low", "high", "delta", "number")
+        table = {name: getattr(self, name) for name in common}
+        return {"table": _plain(table | {"model": self.model}), **_plain(vars(line))}
+
     def save(self, folder: Path | str) -> Path:
         """Write the table below a run folder.
 

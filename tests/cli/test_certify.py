@@ -6,8 +6,10 @@ import json
 import shutil
 from pathlib import Path
 
+import pacbayes_fl as fl
 from tests.cli.answers import Answer, Call, assert_one_line
 from tests.tiny import rows, write_csv
+from tests.tiny_images import tiny_images, write_root
 
 
 def test_certify_prints_a_line_a_client_and_keeps_the_table(call: Call, tmp_path: Path) -> None:
@@ -45,6 +47,19 @@ def test_certificates_of_an_earlier_round_are_neither_shown_nor_drawn(call: Call
         assert "seeger.json is stale: it is of round 2, and the run is at round 3; certify again" in err
     assert list((tmp_path / "run/figures").glob("certificates-*")) == []
     assert "request 2 for certificates of these rows: delta is shared as among 6" in call("certify", "run").out
+
+
+def test_ship_writes_a_folder_for_every_line(call: Call, tmp_path: Path) -> None:
+    sets = ("report.certify.scheme=split", "federation.rounds=1", "method.zeta=1.0")
+    sets = (*sets, "data.options.train=10", "data.options.test=2")
+    fl.run(tiny_images(write_root(tmp_path / "root"), *sets), tmp_path / "run")
+    assert_one_line(call("certify", "run", "--ship", "out"), "(--bound one-draw)")
+    assert not (tmp_path / "out").exists()
+    code, out, _ = call("certify", "run", "--bound", "one-draw", "--ship", "out")
+    made = {one.client for one in map(fl.load_network, (tmp_path / "out").iterdir())}
+    assert code == 0 and f"networks of {len(made)} clients: out" in out
+    table = json.loads((tmp_path / "run/certificates/one-draw.json").read_text())
+    assert made == {line["name"] for line in table["clients"]}
 
 
 def test_an_edited_bound_is_refused_by_name(call: Call, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from docs import pages
 from docs.pages import methods, records, results
+from pacbayes_fl.certificates import network
 from pacbayes_fl.cli.parser import parser
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.methods import METHODS
@@ -95,4 +96,5 @@ def test_the_page_of_run_folders_says_the_formats_that_are_written() -> None:
     text = " ".join((DOCS / "howto" / "run-folders.md").read_text("utf-8").split())
     assert f'about format {manifest.FORMAT_VERSION}, the "format_version" of `manifest.json`' in text
     kinds = {"certificates": certificates, "ledgers": ledger, "releases": release, "checkpoints": checkpoint}
+    kinds |= {"shipped networks": network}
     assert all(f"{name} {kind.FORMAT_VERSION}" in text for name, kind in kinds.items())
