@@ -8,8 +8,10 @@ have a run overwrite or empty what it leads to; the folder itself may be reached
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import hashlib
+import io
 import json
 import os
 import stat
@@ -28,6 +30,7 @@ JsonMapping: TypeAlias = Mapping[str, Any]
 
 FILE_MODE: Final = 0o600
 FOLDER_MODE: Final = 0o700
+_LINES: Final = 1024  # of CSV, that are written together
 _PIECES: Final = 2**14  # of JSON, that are written together
 _OTHERS: Final = 0o077
 _LINK: Final = "remove it: what is in a run folder is never reached through a link"
@@ -53,6 +56,22 @@ class Entries(dict[str, Any]):
     def items(self) -> Any:
         """Make them."""
         return self._entries()
+
+
+def write_csv(file: IO[bytes], lines: Iterable[Iterable[object]]) -> None:
+    """Write lines of CSV, some at a time.
+
+    Args:
+        file: to write to.
+        lines: cells of each, the names of the columns first.
+    """
+    text, rest = io.StringIO(), iter(lines)
+    table = csv.writer(text, lineterminator="\n")
+    while some := [*islice(rest, _LINES)]:
+        table.writerows(some)
+        file.write(text.getvalue().encode())
+        text.seek(0)
+        text.truncate()
 
 
 def write_json(file: IO[bytes], value: object) -> None:

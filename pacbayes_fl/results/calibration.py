@@ -6,14 +6,12 @@ predictive distributions are right and rows independent; rows of a series are no
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain
 from typing import IO, TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from pacbayes_fl import names
+from pacbayes_fl import files, names
 from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.results.client_rows import ClientRows
 
@@ -31,7 +29,6 @@ PIT_BINS: Final = 20
 HELD: Final = 0.95
 """Nominal coverage of the intervals that a run keeps, and probability of a band."""
 
-_WRITTEN: Final = 1024  # lines that are written together
 _FEW: Final = 24  # values of a column that are a part of rows each
 _PARTS: Final = 10  # of a column that has more
 _COLUMNS: Final = ("group", "by", "low", "high", "client", "rows", "share", "expected", "band_low", "band_high")
@@ -293,15 +290,7 @@ def write_csv(file: IO[bytes], tables: Sequence[tuple[str, str, Shares]]) -> Non
         file: to write to.
         tables: from `every_table`.
     """
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(_COLUMNS)
-    lines = (line for one in tables for line in _lines(*one))
-    while some := [*islice(lines, _WRITTEN)]:
-        table.writerows(some)
-        file.write(text.getvalue().encode())
-        text.seek(0)
-        text.truncate()
+    files.write_csv(file, chain([_COLUMNS], (line for one in tables for line in _lines(*one))))
 
 
 def _lines(group: str, by: str, one: Shares) -> Iterator[list[str]]:

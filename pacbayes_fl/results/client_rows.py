@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import chain, compress
 from typing import IO, Final, NamedTuple, overload
 
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.files import write_csv
 from pacbayes_fl.names import from_cell, to_cell
 
 GROUPS: Final = ("existing", "new")
 FIXED: Final = ("id", "group", "name", "m")
 """The columns of `clients.csv` before those of metrics."""
-
-_WRITTEN: Final = 1024  # rows that are written together
 
 
 @dataclass(frozen=True)
@@ -260,17 +258,13 @@ class ClientRows(Sequence[ClientRow]):
         Args:
             file: to write to.
         """
-        metrics, text = self.metrics, io.StringIO()
-        table = csv.writer(text, lineterminator="\n")
-        table.writerow([*FIXED, *map(to_cell, metrics)])
-        for at, row in enumerate(self, 1):  # repr of a float reads back as the same float; empty is a metric not taken
-            cells = [repr(float(row.metrics[name])) if name in row.metrics else "" for name in metrics]
-            table.writerow([row.id, row.group, to_cell(row.name), row.m, *cells])
-            if at % _WRITTEN == 0:
-                file.write(text.getvalue().encode())
-                text.seek(0)
-                text.truncate()
-        file.write(text.getvalue().encode())
+        metrics = self.metrics
+
+        def cells(row: ClientRow) -> list[object]:  # repr of a float reads back as the same float
+            known = [repr(float(row.metrics[name])) if name in row.metrics else "" for name in metrics]
+            return [row.id, row.group, to_cell(row.name), row.m, *known]  # empty is a metric that was not taken
+
+        write_csv(file, chain([[*FIXED, *map(to_cell, metrics)]], map(cells, self)))
 
 
 def read_csv(file: IO[str]) -> ClientRows:

@@ -65,7 +65,7 @@ def test_rows_are_equal_where_every_number_is() -> None:
 
 
 def test_the_table_is_that_of_the_csv_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pacbayes_fl.results.client_rows._WRITTEN", 2)
+    monkeypatch.setattr("pacbayes_fl.files._LINES", 2)
     file = io.BytesIO()
     ClientRows.of(GIVEN).write_csv(file)
     text = file.getvalue().decode()
