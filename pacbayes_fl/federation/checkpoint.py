@@ -28,8 +28,8 @@ from pacbayes_fl import names
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, PacBayesFLError
 from pacbayes_fl.files import JsonMapping, JsonTable, checksum, make_folder, refuse_link
 from pacbayes_fl.results import tensor_file
-from pacbayes_fl.results.folder import stream_synced, sync_folder, write_atomic, write_synced
-from pacbayes_fl.results.manifest import Print, announced, intact
+from pacbayes_fl.results.folder import sync_folder, write_atomic, write_synced
+from pacbayes_fl.results.manifest import Print, announced, intact, streamed
 from pacbayes_fl.tensors import client_blocks
 
 FORMAT_VERSION: Final = 2
@@ -163,9 +163,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Print:
     Raises:
         OSError: when it cannot be written.
     """
-    stream_synced(path, lambda file: tensor_file.write(file, tensors))
-    with path.open("rb") as file:
-        return Print(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+    return streamed(path, lambda file: tensor_file.write(file, tensors))
 
 
 def _put(final: Path, files: Mapping[str, bytes]) -> None:

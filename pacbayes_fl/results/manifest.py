@@ -130,6 +130,24 @@ def put(folder: Path | str, files: Mapping[str, bytes | None], grows: bool = Fal
                 sync_folder(path.parent)
 
 
+def streamed(path: Path, write: Callable[[IO[bytes]], None]) -> Print:
+    """Replace a file that is too large to be held in memory, and take its print; see `folder.stream_synced`.
+
+    Args:
+        path: the file.
+        write: writes its bytes, in any order.
+
+    Returns:
+        Its print.
+
+    Raises:
+        OSError: when it cannot be written.
+    """
+    stream_synced(path, write)
+    with path.open("rb") as file:
+        return Print(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+
+
 def put_written(folder: Path | str, name: str, write: Callable[[IO[bytes]], None]) -> None:
     """Replace a file of a run folder that is too large to be held in memory.
 
@@ -145,10 +163,7 @@ def put_written(folder: Path | str, name: str, write: Callable[[IO[bytes]], None
     path = Path(folder) / name
     make_folder(path.parent)
     with half_of(path) as half:
-        stream_synced(half, write)
-        length = half.stat().st_size
-        with half.open("rb") as file:
-            print = Print(length, _hashed(file, length)[0])
+        print = streamed(half, write)
         with announced(folder, {name: print}):
             os.replace(half, path)
             sync_folder(path.parent)
