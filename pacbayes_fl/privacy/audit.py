@@ -150,7 +150,7 @@ def _scores(charges: Sequence[Charge], games: int, here: bool, generator: torch.
 def _pair(charge: Charge) -> tuple[Mechanism, tuple[Tensor, Tensor]]:
     """Clip two neighbours' messages [1, D] that are as far apart as they can be, and far longer before."""
     mechanism = Mechanism(charge.kind, 1.0, charge.multiplier)
-    if mechanism.norm == "range":  # one client wants the first of several candidates that are alike to all others
+    if mechanism.chooses:  # one client wants the first of several candidates that are alike to all others
         against = torch.ones(1, min(charge.coordinates, _CHOICES), dtype=torch.float64)
         against[0, 0] = 0.0
         other = 1.0 - against if charge.cohorts.neighbours == "replace" else torch.zeros_like(against)
@@ -164,7 +164,7 @@ def _pair(charge: Charge) -> tuple[Mechanism, tuple[Tensor, Tensor]]:
 
 def _ratio(x: Tensor, u: Tensor, v: Tensor, mechanism: Mechanism, share: float) -> Tensor:
     """Log density of x [S, D] where the client sends u with probability `share`, against v; of others u . x."""
-    if mechanism.norm == "range":
+    if mechanism.chooses:
         return _odds(x, u, share, mechanism) - _odds(x, v, share, mechanism)
     powers = {"gaussian": (2, 2), "laplace": (1, 1), "paper_algorithm_3": (1, 1), "knorm": (2, 1)}
     if mechanism.kind not in powers:  # of a mechanism of one's own no density is known

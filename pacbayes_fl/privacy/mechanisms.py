@@ -99,6 +99,11 @@ class Mechanism:
         return kinds.MECHANISMS[self.kind].norm
 
     @property
+    def chooses(self) -> bool:
+        """Whether a release is the place of the least sum, and no sum."""
+        return kinds.MECHANISMS[self.kind].chooses
+
+    @property
     def scale(self) -> float:
         """Scale s of the noise on the sum, in units of the message: std of Gaussian noise, b of Laplace noise."""
         return self.multiplier * self.clip
@@ -198,15 +203,14 @@ def clip(update: Tree, mechanism: Mechanism, present: Tensor | None = None) -> T
         if not leaf.is_floating_point():
             raise PrivacyError(f"leaf {name!r} must be floating to be released, got {leaf.dtype}", hint="leave it out")
     rows = torch.cat([leaf.double().unsqueeze(-1).flatten(1) for leaf in leaves.values()], 1)
-    choosing = mechanism.norm == "range"
-    norm = torch.linalg.vector_norm(rows, math.inf if isinstance(mechanism.norm, str) else mechanism.norm, dim=1)
+    norm = torch.linalg.vector_norm(rows, math.inf if mechanism.norm == "range" else mechanism.norm, dim=1)
     usable = norm.isfinite()  # NaN and infinities reach the norm; so does a message too long to have one
     factor = (mechanism.clip / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max(1.0)
     here = torch.ones_like(usable) if present is None else present
 
     def shorten(leaf: Tensor) -> Tensor:
         shape = (-1, *[1] * (leaf.dim() - 1))
-        short = leaf.double().clamp(0.0, mechanism.clip) if choosing else leaf.double() * factor.view(shape)
+        short = leaf.double().clamp(0.0, mechanism.clip) if mechanism.chooses else leaf.double() * factor.view(shape)
         return torch.where((usable & here).view(shape), short, 0.0)
 
     return tensors.tree_map(shorten, update)
@@ -277,7 +281,7 @@ def noisy_mean(
 
     def add(leaf: Tensor) -> Tensor:
         noisy: Tensor = leaf.sum(0) + next(drawn).reshape(draws, *leaf.shape[1:]).to(leaf.device)
-        if mechanism.norm == "range":
+        if mechanism.chooses:
             return torch.nn.functional.one_hot(noisy.argmin(-1), noisy.shape[-1]).double()
         return (noisy / grid).round() * (grid / cohorts.divisor)
 
