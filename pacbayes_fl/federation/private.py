@@ -86,6 +86,21 @@ class PrivateAggregator:
         kept = self.ledger.kept(t)
         return () if kept is None else kept.undone
 
+    def uncounted(self, t: int) -> frozenset[int] | None:
+        """Ids of the clients whose answers are not in the release of a round that a crash has interrupted after it.
+
+        Clients that keep their own states go on from the one whose answer counted. Who answers after the crash says
+        nothing of that, and is not asked.
+
+        Args:
+            t: number of the round.
+
+        Returns:
+            The ids; None where the round is still to be paid for, or its release does not say.
+        """
+        kept = self.ledger.kept(t)
+        return None if kept is None or kept.uncounted is None else frozenset(kept.uncounted)
+
     def draw(self, ids: Sequence[int], t: int, halved: int = 0, undone: Sequence[str] = ()) -> Tensor:
         """Draw the cohort of the next release.
 

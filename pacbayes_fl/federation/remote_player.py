@@ -73,13 +73,19 @@ class RemotePlayer(Player):
     def train(self, asked: Asked, message: AnyTree, reduction: Reduction, notes: Notes) -> Trained:
         """Ask the clients of a round for their updates; one that does not reply in time counts as one that failed.
 
+        Nobody is asked where a crash came after the release of a private round: it says who is in it.
+
         Raises:
             ClientError: when not a single client has replied; not in a private round, whose release is due.
         """
         names, heard = self.batch.names if self.everybody else asked.heard, set(asked.heard)
+        ids = dict(zip(self.batch.names, self.batch.ids, strict=True))
+        private = self.aggregator
+        if private is not None and (missed := private.uncounted(asked.state.round + 1)) is not None:
+            return Trained(asked.state.kept, {}, {name: ids[name] not in missed for name in names})
         opened = self._opened(asked.state, [name for name in names if name != asked.without], asked.rates, asked.trial)
         collected = wire.collect(opened, self._exchanged(opened))
-        if self.aggregator is None and opened.asked and not collected.present and not collected.came:
+        if private is None and opened.asked and not collected.present and not collected.came:
             name = opened.asked[0]
             what = f"none of {len(opened.asked)} clients gave an update ({name}: {collected.reasons[name]})"
             hint = "nothing was changed; look whether nodes are up, and go on with --resume"
@@ -94,6 +100,8 @@ class RemotePlayer(Player):
             if note is not None:
                 notes.add([name], note)
             hear(reduction, update, good, [name in heard])
+        if private is not None:
+            private.ledger.leave_out([ids[name] for name in names if name not in place])
         return Trained(asked.state.kept, collected.reasons, {name: name in place for name in names})
 
     def updates(self, start: FederationState, rates: float) -> Iterator[tuple[Sequence[str], AnyTree]]:

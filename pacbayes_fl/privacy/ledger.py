@@ -57,6 +57,8 @@ class Release(NamedTuple):
         halved: how often the learning rates had been halved when it was made.
         undone: why earlier releases of the round were undone.
         about: what else it is a function of, of a release outside of rounds: it stands for no other message.
+        uncounted: ids of the clients that were asked and whose answers are not in it; None where clients keep no states
+            of their own, as then nobody has to be told.
     """
 
     serial: int
@@ -67,6 +69,7 @@ class Release(NamedTuple):
     halved: int = 0
     undone: tuple[str, ...] = ()
     about: str = ""
+    uncounted: tuple[int, ...] | None = None
 
 
 class Ledger:
@@ -99,6 +102,7 @@ class Ledger:
         self._entries, delta, randomness, self._keys = _read(self.path)
         self._shared: SharedLedger | None = None
         self._cohort, self._halved, self._undone = tuple[int, ...](), 0, tuple[str, ...]()
+        self._uncounted: tuple[int, ...] | None = None
         found = {name: _read_release(self.path.with_name(file_of(name)), self._entries) for name in (ROUND, *OUTSIDE)}
         newest = sorted((one for one in found.values() if one is not None), key=lambda one: one.serial)
         for one in newest:
@@ -251,6 +255,15 @@ class Ledger:
             undone: why earlier releases of its round were undone.
         """
         self._cohort, self._halved, self._undone = tuple(cohort), halved, tuple(undone)
+        self._uncounted = None
+
+    def leave_out(self, uncounted: Sequence[int]) -> None:
+        """Take down, for the next release, whose answers are not in it: after a crash nobody can tell.
+
+        Args:
+            uncounted: ids of clients that were asked.
+        """
+        self._uncounted = tuple(uncounted)
 
     def take(self, release: Release) -> None:
         """Mark a release as used by the saved state.
@@ -284,8 +297,10 @@ class Ledger:
         entries, folder = _with(self._entries, charge), self.path.parent
         release, files = None, {NAME: self._bytes(entries)}
         if mean is not None and round is not None:
-            drawn = (self._cohort, mean, self._halved, self._undone) if charge.message == ROUND else ((), mean)
-            release = Release(serial, round, charge, *drawn)._replace(about=about)
+            release = Release(serial, round, charge, (), mean, about=about)
+            if charge.message == ROUND:
+                release = release._replace(cohort=self._cohort, uncounted=self._uncounted)
+                release = release._replace(halved=self._halved, undone=self._undone)
             files = {file_of(charge.message): _release_bytes(release), **files}
         try:
             put(folder, files)
@@ -338,6 +353,7 @@ def _release_bytes(release: Release) -> bytes:
         "halved": release.halved,
         "undone": list(release.undone),
         "about": release.about,
+        "uncounted": release.uncounted,
         "charge": asdict(release.charge),
     }
     flat = {name: tensor.detach().cpu().contiguous() for name, tensor in release.mean.items()}
@@ -373,8 +389,10 @@ def _read_release(path: Path, entries: Entries) -> Release | None:
         charge, _ = _entry({**head["charge"], "count": 1})
         halved = int(head.get("halved", 0))  # the first releases did not say so
         undone = tuple(map(str, head.get("undone", ())))
+        missed = head.get("uncounted")
+        uncounted = None if missed is None else tuple(map(int, missed))
         drawn = int(head["serial"]), int(head["round"]), charge, tuple(head["cohort"]), flat
-        return Release(*drawn, halved, undone, str(head.get("about", "")))
+        return Release(*drawn, halved, undone, str(head.get("about", "")), uncounted)
     except (*UNREADABLE, SafetensorError) as error:
         if not entries:
             raise _damaged(path) from error

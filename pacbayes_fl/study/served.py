@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from pacbayes_fl.data import tables
+from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Shared
 from pacbayes_fl.errors import UNREADABLE, DataError, DeployError, caller_stacklevel
 from pacbayes_fl.federation import engine
@@ -103,7 +104,7 @@ def serve(
         known = Roster.of([*hellos.values()], device_of(study))
         run = _recalled(folder.path, known)
         method, _ = build(study, known.schema)
-        state = folder.restore(method, known.batch, study)
+        state = _restored(folder, method, known.batch, study, resume)
         engine.check(method, known.batch, study.plan, state)
         schema = known.dataset(study.data.bounds)
         telling = apart.telling(study, schema)
@@ -136,6 +137,15 @@ def serve(
         result = Result(study.name, name, study.seed, task, tuple(records), rows, labels=labels)
         folder.finish(result, study.report.page)
         return result
+
+
+def _restored(
+    folder: RunFolder, method: AnyMethod, clients: ClientBatch, study: Study, resume: bool
+) -> FederationState:
+    """Give the state to go on from; answers to a round that was cut short do not count, as others may be drawn now."""
+    state = folder.restore(method, clients, study)
+    nobody = dict.fromkeys(clients.names, False) if resume else {}
+    return state._replace(watch=state.watch.counted(state.round + 1, nobody))
 
 
 def _scaling(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +18,12 @@ from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.federation.player import RoundPlayer
 from pacbayes_fl.federation.remote_player import roster
 from pacbayes_fl.methods import METHODS
-from pacbayes_fl.privacy.mechanisms import Cohorts
+from pacbayes_fl.privacy.ledger import Ledger
+from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
 from tests.federating import pac_pfl, poison, quietly
 from tests.federation.test_undo import Parabola
 from tests.laws.cases import Toy, assert_close, bits, federation, from_recipe
-from tests.private import HUGE, Free
+from tests.private import HUGE, UNLIMITED, Free, open_private
 from tests.remote import network, player
 
 BATCH = federation(1)
@@ -139,6 +142,57 @@ def test_whose_reply_does_not_arrive_has_the_state_of_one_who_was_not_asked(coho
         own = node.state(message, plan.seed, there[-1][1].watch.since)
         assert_close(own, tensors.select(state.clients, torch.tensor([k])), 1e-9)
     assert {t for t, name in reached.asked if name == NAMES[1]} & late, "nothing was lost"
+
+
+class Killed(Exception):
+    pass
+
+
+class Mortal(Ledger):
+    """A ledger whose process dies once it has paid for a release."""
+
+    def spend(self, *given: Any, **named: Any) -> int:
+        super().spend(*given, **named)
+        raise Killed
+
+
+def states(reached: Any, method: Any, seed: int, last: Any) -> list[Any]:
+    message = method.broadcast(last.server)
+    return [node.state(message, seed, last.watch.since) for node in reached.nodes]
+
+
+@pytest.mark.parametrize(("cohort", "train"), [(None, "cohort"), (3, "cohort"), (3, "all")])
+@pytest.mark.parametrize("silent", [(), NAMES, NAMES[2:4]], ids=["all there", "nobody", "others missing"])
+def test_a_release_that_the_server_outlived_counts_those_who_were_in_it_whoever_is_there_afterwards(
+    tmp_path: Path, cohort: int | None, train: Any, silent: Sequence[str]
+) -> None:
+    """Killed in round 3 with its release on disk: it is not asked again, although one was late and others are gone."""
+    method: Any = from_recipe(METHODS["pfedbayes"], 1, {"weighting": "uniform"})
+    plan, late = FederationPlan(rounds=5, seed=3, train=train), NAMES[1]
+    sampled = Cohorts(5) if cohort is None else Cohorts(5, cohort, "poisson")
+    results = list[Any]()
+    for dies in (False, True):
+        folder = tmp_path / str(dies)
+        folder.mkdir()
+        reached = network(method, BATCH, lambda name, t, reply: None if name == late and t == 3 else reply)
+        aggregator = open_private(method, BATCH, plan, folder, Mechanism("laplace", 1.0, 1.0), sampled)
+        first = [*played(player(method, BATCH, replace(plan, rounds=2), reached, aggregator))]
+        (told, state), released = first[-1], len(aggregator.ledger)
+        if dies:
+            with pytest.raises(Killed):
+                mortal = replace(aggregator, ledger=Mortal(folder, UNLIMITED, released))
+                played(player(method, BATCH, plan, reached, mortal), state)
+            reached.altered = lambda name, t, reply: None if name in silent and t == 3 else reply
+            reached.asked.clear()
+            aggregator = replace(aggregator, ledger=Ledger(folder, UNLIMITED, released))
+        rest = played(player(method, BATCH, plan, reached, aggregator), state)
+        assert (told.round, rest[-1][0].round, len(aggregator.ledger)) == (2, 5, 5)
+        assert not (dies and any(t == 3 for t, _ in reached.asked)), "it was asked again"
+        results.append(([state for _, state in rest], states(reached, method, plan.seed, rest[-1][1])))
+    (here, own), (there, resumed) = results
+    assert [state.watch.since for state in there] == [state.watch.since for state in here]
+    assert [bits(state.server) for state in there] == [bits(state.server) for state in here]
+    assert [*map(bits, resumed)] == [*map(bits, own)]
 
 
 def test_a_client_whose_state_is_no_number_is_left_out_of_the_round_and_keeps_the_one_before(

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from pacbayes_fl.errors import ClientError, DataError, DeployError, StudyError
-from pacbayes_fl.federation import checkpoint, frames, mail
+from pacbayes_fl.federation import checkpoint, cohort, frames, mail
 from pacbayes_fl.federation.node import InMemory
+from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.results.records import Result
 from pacbayes_fl.results.rounds import read_rounds
 from pacbayes_fl.study.data import load
@@ -114,6 +115,34 @@ def test_a_server_that_died_goes_on_with_nodes_that_did_not(tmp_path: Path) -> N
     run(study, tmp_path / "here")
     assert_close(server_of(tmp_path / "there"), server_of(tmp_path / "here"), 1e-9)
     assert [record.dropped for record in read_rounds(tmp_path / "there")] == [(), (), ()]
+
+
+def test_who_trained_for_a_release_that_never_was_goes_back_where_others_are_drawn_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server dies in round 2 before it has paid; chance of the operating system draws another cohort then."""
+    sets = ["method.name=pfedbayes", "method.steps=1", "federation.rounds=3", "federation.cohort=12", *SMALL[2:]]
+    sets += ["privacy.mechanism=laplace", "report.certify.scheme=none", *PRIVATE]
+    study, paid = Study.from_toml("polynomial", sets), Ledger.spend
+    first, second, third = (torch.arange(*ends) for ends in ((0, 16), (4, 12), (0, 20)))
+    servers = list[dict[str, Any]]()
+
+    def dying(ledger: Ledger, charge: Any, round: int | None = None, *more: Any) -> int:
+        if round == 2:
+            raise KeyboardInterrupt
+        return paid(ledger, charge, round, *more)
+
+    for name, rounds in {"whole": (first, second, third), "cut": (first, torch.arange(8, 20), second, third)}.items():
+        drawn, nodes = iter(rounds), nodes_of(study)
+        monkeypatch.setattr(cohort, "draw_poisson", lambda *_, drawn=drawn: next(drawn))
+        if name == "cut":
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(Ledger, "spend", dying)
+                serve(study, tmp_path / name, reach(nodes))
+        serve(study, tmp_path / name, reach(nodes), resume=name == "cut")
+        assert next(drawn, None) is None
+        servers.append(server_of(tmp_path / name))
+    assert_close(servers[1], servers[0], 0.0)
 
 
 def test_a_node_that_lost_its_memory_joins_as_new_and_it_is_said(tmp_path: Path) -> None:
