@@ -56,6 +56,30 @@ def counted_rows(batch: ClientBatch) -> Tensor:
     return counted(size, different.to(size.device))
 
 
+def one_row(batch: ClientBatch) -> Tensor:
+    """Say who has nothing but one row, however often it stands there.
+
+    Args:
+        batch: x [K, N, *feature], y [K, N].
+
+    Returns:
+        [K] bool; False of clients without rows.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import ClientBatch
+        >>> from pacbayes_fl.data.row_counts import one_row
+        >>> x = torch.tensor([[1.0], [1.0], [2.0]])
+        >>> one_row(ClientBatch.pad([(x[:2], x[:2, 0]), (x, x[:, 0]), (x[:1], x[:1, 0])])).tolist()
+        [True, False, True]
+    """
+    first = batch.mask.int().argmax(1)
+    each = torch.arange(batch.clients, device=first.device)
+    values = torch.cat((batch.x.flatten(2), batch.y.unsqueeze(2).to(batch.x)), 2)
+    same = (values == values[each, first].unsqueeze(1)).all(2)
+    return (same | ~batch.mask).all(1) & batch.mask.any(1)
+
+
 def _usual(size: Tensor) -> Tensor:
     known = size[size > 0]
     return known.median() if len(known) else size.new_zeros(())

@@ -154,8 +154,8 @@ class Study:
 
         Values are looked for, in this order, in `sets`, in the table's part for the chosen method ([methods.NAME.PART],
         what `tune` writes), in the table itself, in the preset, and in the defaults. Where `sets` choose another method
-        or kind of data than the table, the table's [method] or [data], which is not for that one, does not count;
-        nor does its [model] where one of the methods is on functions and the other on networks.
+        or kind of data than the table, the table's [method] or [data], which is not for that one, does not count, nor
+        its [model] where one is on functions and one on networks, nor [methods.NAME] for another preset.
 
         Args:
             table: parts by name.
@@ -186,7 +186,7 @@ class Study:
         full = settings.merge(table, given)
         tables = ("data", "model", "method", "methods", *(name for name, _ in PARTS))
         valid = ("name", "seed", *tables)
-        for key, value in full.items():
+        for key, value in (*table.items(), *full.items()):
             if key not in valid:
                 raise StudyError(f"{where}: unknown key {shown(key)}", hint=settings.nearest(key, valid))
             if key in tables and not isinstance(value, Mapping):
@@ -202,19 +202,19 @@ class Study:
                 raise StudyError(f"{where}: unknown method {shown(known)}", hint=settings.nearest(known, METHODS))
         recipe = recipes[name]
         if str(preset) not in recipe.presets:
-            raise StudyError(
-                f"{where}: unknown preset {shown(preset)}", hint=settings.nearest(str(preset), recipe.presets)
-            )
+            hint = settings.nearest(str(preset), recipe.presets)
+            raise StudyError(f"{where}: unknown preset {shown(preset)}", hint=hint)
         for known, own in methods.items():
             _check_own(known, own, f"{where} [methods.{known}")
         given_model = instances.method is not None or instances.model is not None
         usual = {part: values for part, values in recipe.presets[preset].items() if part != "model" or not given_model}
-        rest = {part: values for part, values in methods.get(name, {}).items() if part != "data"}
+        tuned = methods.get(name, {})
+        if preset != table.get("method", {}).get("preset", "recommended"):  # tuned for that one
+            tuned = {part: tuned[part] for part in ("report",) if part in tuned}
+        rest = {part: values for part, values in tuned.items() if part != "data"}
         common = settings.merge(settings.merge(table, rest), given)
-        own = (
-            {} if preset == "paper" else methods.get(name, {})
-        )  # a study's columns are tuned for its recommended values
-        stated = settings.merge(settings.merge(settings.merge(table, rest), own), given)
+        own = rest if preset == "paper" else tuned  # columns are tuned for recommended values
+        stated = settings.merge(settings.merge(table, own), given)
         if preset == "recommended" and not given_model:
             usual = settings.merge(usual, choices.own_defaults(recipe, stated))
         layered = settings.merge(usual, stated)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pacbayes_fl.data import user_tables
+from pacbayes_fl.data import tables, user_tables
+from pacbayes_fl.data.row_counts import one_row
 from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.study.file import Study
 
@@ -50,3 +51,20 @@ def order_of_file(name: str, test_rows: object) -> str | None:
         return None
     what = f"{name}: the rows are taken in the order of the file for that of time, and the last ones are test rows"
     return f"{what}; data.time names a column of times, a column 'split' says which are test rows"
+
+
+def single_rows(dataset: tables.Dataset) -> str | None:
+    """Say whose training rows are but one, however often it stands there, and tell no spread.
+
+    Args:
+        dataset: of a table.
+
+    Returns:
+        The remark, None where there is no such client.
+    """
+    train = dataset.groups["existing"].train
+    who = [name for name, one in zip(train.names, one_row(train).tolist(), strict=True) if one]
+    if not who:
+        return None
+    what = f"{user_tables.listed(who)}: all training rows are one and the same, or there is but one"
+    return f"{what}; how much their columns vary is known from other clients alone"

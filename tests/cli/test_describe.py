@@ -54,7 +54,7 @@ def test_the_layout() -> None:
 def test_describe_prints_a_method(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["describe", "pac-pfl"]) == 0
     out, err = capsys.readouterr()
-    assert err == "" and re.search(r"^  rate +0\.01 +0\.001", out, re.MULTILINE)
+    assert err == "" and re.search(r'^  rate +0\.01 +"held-out"', out, re.MULTILINE)
     assert re.search(r"^  federation\.rounds +400 +1000", out, re.MULTILINE)
 
 

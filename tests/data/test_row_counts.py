@@ -12,7 +12,7 @@ from torch import Tensor
 from pacbayes_fl.data import linear_start, scaling
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.linear_start import linear_moments, pooled_ridge
-from pacbayes_fl.data.row_counts import counted, counted_rows, different_rows
+from pacbayes_fl.data.row_counts import counted, counted_rows, different_rows, one_row
 from pacbayes_fl.data.scaling import ColumnScale
 from pacbayes_fl.data.sent_moments import SentMoments
 
@@ -103,3 +103,12 @@ def test_tables_without_repeats_keep_every_bit(monkeypatch: pytest.MonkeyPatch) 
         before = scaling.settle(batch, [kind] * 3)
         assert all(torch.equal(getattr(before, name), getattr(known, name)) for name in ("mean", "std"))
     assert all(torch.equal(one, other) for one, other in zip(linear_moments(batch), moments, strict=True))
+
+
+def test_who_has_but_one_row_is_who_has_one_different_row() -> None:
+    """Also where only targets differ, of wide features, of none, and where padding holds other numbers."""
+    x = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(1))
+    same, other = x[:1].expand(4, 2, 3), torch.tensor([1.0, 1.0, 1.0, 2.0])
+    batch = ClientBatch.pad([(same, other[:1].expand(4)), (same, other), (x, other), (x[:1], other[:1])])
+    batch = replace(batch, x=torch.where(batch.mask[..., None, None], batch.x, 7.0))
+    assert one_row(batch).tolist() == (different_rows(batch) == 1).tolist() == [True, False, False, True]

@@ -39,7 +39,7 @@ def test_precedence_from_the_top_to_the_bottom() -> None:
     assert study(everything).method.options.rate == 0.03
     del everything["methods"]
     assert study(everything).method.options.rate == 0.02
-    assert study({"method": {"preset": "paper"}}).method.options.rate == 0.001
+    assert study({"method": {"preset": "paper"}}).method.options.rate == "held-out"
     assert study({}).method.options.rate == 0.01
     assert study(everything).method.options.optimiser == "ascent"  # of the preset, which the table does not contradict
     assert study({"methods": own, "federation": {"rounds": 7}}).federation.rounds == 33
@@ -53,6 +53,21 @@ def test_the_last_assignment_wins_and_a_preset_can_be_assigned() -> None:
     assert study({}, "method.rate=0.1", "method.rate=0.2").method.options.rate == 0.2
     got = study({"method": {"rate": 0.05}}, "method.preset=paper")
     assert (got.method.preset, got.method.options.rate, got.method.options.optimiser) == ("paper", 0.05, "ascent")
+
+
+def test_values_that_were_tuned_for_a_preset_are_not_another_ones() -> None:
+    """A bundled study's rate is Adam's, and the paper ascends plainly; what is scored when is no tuned value."""
+    given = {"methods": {**LAYERS["methods"], "pfedgp": {"method": {"rate": 0.03}}}}
+    given["methods"]["pac-pfl"] = {**given["methods"]["pac-pfl"], "report": {"evaluate_every": 7}}
+    tuned, paper = study(given), study(given, "method.preset=paper")
+    assert (tuned.method.options.rate, tuned.federation.rounds, tuned.report.evaluate_every) == (0.03, 33, 7)
+    assert (paper.method.options.rate, paper.federation.rounds, paper.report.evaluate_every) == ("held-out", 1000, 7)
+    own = {**given, "method": {"name": "pac-pfl", "preset": "paper"}}  # tuned under the preset that the table has
+    assert study(own).method.options.rate == 0.03
+    assert study(own, "method.preset=recommended").method.options.rate == 0.01
+    assert study(own, "method.name=pfedgp").method.options.rate == 0.03
+    for name in ("pv-ew-150-bern", "pv-s-150"):
+        assert Study.from_toml(name, ["method.preset=paper"]).differences() == {}
 
 
 def test_another_method_drops_the_options_of_the_tables_own() -> None:
@@ -133,6 +148,8 @@ def test_a_wrong_study_is_refused_with_the_place(table: dict[str, Any], text: st
 
 def test_a_wrong_assignment_is_refused_like_a_wrong_table() -> None:
     with pytest.raises(StudyError, match="method must be a table, got 3"):
+        study({"method": 3}, "method.name=pac-pfl")
+    with pytest.raises(StudyError, match="method must be a table, got 3"):
         study({"method": {"name": "ridge"}}, "method=3")
     with pytest.raises(StudyError, match="unknown key 'tauu'"):
         study({}, "method.tauu=3")
@@ -194,7 +211,7 @@ def test_a_resolved_study_implies_nothing() -> None:
 def test_differences_from_the_paper() -> None:
     assert study({"method": {"preset": "paper"}}).differences() == {}
     assert study({}).differences() == {
-        "method.rate": (0.01, 0.001),
+        "method.rate": (0.01, "held-out"),
         "method.optimiser": ("adam", "ascent"),
         "model.linear": ("ridge", "none"),
         "model.linear_kernel": (True, False),

@@ -145,7 +145,7 @@ def test_a_value_of_the_paper_stands_beside_the_default(tmp_path: Path) -> None:
     data, out = table(tmp_path), tmp_path / "first.toml"
     write(data, "pac-pfl", out, look(data))
     lines = out.read_text(encoding="utf-8").splitlines()
-    assert "#rate = 0.01  # paper: 0.001" in lines and '#rounds = "held-out"  # paper: 1000' in lines
+    assert '#rate = 0.01  # paper: "held-out"' in lines and '#rounds = "held-out"  # paper: 1000' in lines
     assert "#particles = 4" in lines
 
 

@@ -10,7 +10,7 @@ import pytest
 from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.table_checks import order_of_file
+from pacbayes_fl.study.table_checks import order_of_file, single_rows
 from tests.study.analyst import data, houses
 
 ROOFS = {"roof": ["flat", "south", "west"]}
@@ -48,3 +48,22 @@ def test_the_order_of_the_file_is_said_where_it_decides() -> None:
     said = order_of_file("t.csv", "last 0.25 of each client in the order of the file, which was taken for that of time")
     assert said is not None and "data.time names a column of times" in said
     assert order_of_file("t.csv", "column split") is None and order_of_file("t.npz", None) is None
+
+
+def test_a_client_that_has_one_row_or_repeats_one_is_named(tmp_path: Path) -> None:
+    """By what is left to train on: their test rows differ, and tell their federation nothing."""
+    path = tmp_path / "rows.csv"
+    rows = [f"many,{k},{k % 3},{'test' if k == 5 else 'train'}" for k in range(6)]
+    rows += [
+        "one,1,2,train",
+        *["again,3,1,train"] * 4,
+        *(f"{name},2,{k},test" for k, name in enumerate(("one", "again"))),
+    ]
+    path.write_text("client,x,y,split\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    part = {"source": str(path), "task": "regression"}
+    with pytest.warns(UserWarning, match="one, again: all training rows are one and the same, or there is but one"):
+        dataset = load(Study.from_table({"data": part}, "rows"))
+    assert single_rows(dataset) is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pacbayes_fl.study.table_checks.one_row", lambda batch: batch.size > 6)
+        assert single_rows(dataset) is None

@@ -366,6 +366,8 @@ OWN_ROWS: Defaults = MappingProxyType(
 client's few rows scale its columns alone, and residuals say what shape errors have."""
 
 RATE = HeldOutChoice("rate", (1e-2, 3e-3), by_default=False, clients=True)
+"""Of Adam."""
+
 TRIALS = Trials(50)
 PRIOR = (
     HeldOutChoice("linear_kernel", (True, False), by_default=False, table="model", clients=True),
@@ -375,11 +377,17 @@ PRIOR = (
 )
 """What a study may leave open of the prior that every method on deep-kernel Gaussian processes learns."""
 
+
+def _rates(options: PacPFL) -> tuple[float, ...]:
+    """Candidates: the steps of plain ascent are as long as the scores, which sum over all rows of the federation."""
+    return (1e-2, 3e-3) if options.optimiser == "adam" else (1e-3, 1e-4, 1e-5)
+
+
 RECIPE = Recipe(
     "PAC-PFL: a hyper-posterior over GP priors by federated SVGD",
     PacPFL,
     MethodSummary("deep-kernel GP", "evidence.particle_scores", "svgd.direction", "score [K, P, D]", "nothing"),
-    presets={"paper": {"method": {"rate": 1e-3}, "model": {"linear": "none"}, "federation": {"rounds": 1000}}},
+    presets={"paper": {"method": {"rate": HELD_OUT}, "model": {"linear": "none"}, "federation": {"rounds": 1000}}},
     search={
         "method.tau": LogUniform(0.05, 1.0),
         "method.hyper_prior_std": STDS,
@@ -389,7 +397,7 @@ RECIPE = Recipe(
     held_out=(
         HeldOutChoice("hyper_prior_std", (0.3, 0.1, 1.0), by_default=False, clients=True),
         HeldOutChoice("tau", (1.0, 0.3, 0.1), by_default=False, clients=True),
-        RATE,
+        RATE._replace(values=_rates),
         *PRIOR,
     ),
     trials=TRIALS,
