@@ -139,16 +139,17 @@ class Player(ABC):
         server = method.server(state.server, update, self.batch.clients)
         report = {**method.report(server, update), **reduction.numbers}
         outcome = notes.read(heard, server, parameter_size(method, server), report)._replace(reasons=trained.reasons)
-        private = self.aggregator is not None
-        watch = state.watch.counted(t, trained.counted) if private else self._watched(state.watch, t, outcome)
+        watch = self._watched(state.watch, t, outcome, trained.counted)
         return Played(FederationState(server, trained.kept, t, watch), outcome)
 
-    def _watched(self, watch: Watch, t: int, outcome: Outcome) -> Watch:
+    def _watched(self, watch: Watch, t: int, outcome: Outcome, counted: Mapping[str, bool]) -> Watch:
+        if self.aggregator is not None:
+            return watch.counted(t, counted)._replace(clip=self.aggregator.following(outcome.values))
         return watch.after(t, outcome.members, outcome.dropped, outcome.norms, dominant(outcome.norms, self._rows))
 
     def _reduction(self, message: AnyTree, state: FederationState) -> Reduction:
         if self.aggregator is not None:
-            return self.aggregator.noisy_sum(self.method, message, state.round + 1)
+            return self.aggregator.noisy_sum(self.method, message, state.round + 1, state.watch.clip)
         if self.plan.aggregate == "mean":
             return UpdateAccumulator(self.method)
         return RobustAccumulator(self.method, message, self.plan, state.watch.medians)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -21,12 +22,17 @@ from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.privacy import mechanisms
+from pacbayes_fl.privacy.adaptive import AdaptiveClip
 from pacbayes_fl.privacy.charges import Charge
 from pacbayes_fl.privacy.ledger import Ledger, Release
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
 from pacbayes_fl.privacy.outside import Outside
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.tensors import AnyTree
+
+CLIP: Final = "clip"
+BELOW: Final = "below_clip"
+"""Numbers of a round's record where the clip adapts: it, and the noisy share of clients that it does not shorten."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ class PrivateAggregator:
             nothing is private.
         empty: a payload of no clients, leaves [0, *] of the dtypes and on the device of the method's payloads.
         outside: makes the releases outside of rounds, which the same ledger pays for; None where there are none.
+        adaptive: how the clip follows the clients' norms from that of the mechanism on; None where it stays.
     """
 
     mechanism: Mechanism
@@ -49,11 +56,20 @@ class PrivateAggregator:
     seed: int | None
     empty: AnyTree
     outside: Outside | None = None
+    adaptive: AdaptiveClip | None = None
+
+    @property
+    def released(self) -> AnyTree:
+        """What is noised in a round, of no clients: payloads, and where the clip adapts the counts beside them."""
+        if self.adaptive is None:
+            return self.empty
+        device = next(iter(tensors.leaves(self.empty).values())).device
+        return {"update": self.empty, "below": torch.zeros(0, dtype=torch.float64, device=device)}
 
     @property
     def charge(self) -> Charge:
         """Privacy cost of a round."""
-        return Charge.of(self.mechanism, self.cohorts, mechanisms.coordinates(self.empty))
+        return Charge.of(self.mechanism, self.cohorts, mechanisms.coordinates(self.released))
 
     @property
     def draws(self) -> bool:
@@ -146,18 +162,32 @@ class PrivateAggregator:
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         return RoundRecord(t, round(self.cohorts.divisor), values=finite)
 
-    def noisy_sum(self, method: AnyMethod, message: AnyTree, t: int) -> NoisySum:
+    def following(self, values: Mapping[str, float]) -> float | None:
+        """Clip of the next round.
+
+        Args:
+            values: numbers of this one.
+
+        Returns:
+            The clip; None where it stays as it is.
+        """
+        if self.adaptive is None:
+            return None
+        return self.adaptive.following(values[CLIP], values[BELOW], self.mechanism.clip)
+
+    def noisy_sum(self, method: AnyMethod, message: AnyTree, t: int, clip: float | None = None) -> NoisySum:
         """Start the sum of a round's clipped updates.
 
         Args:
             method: the algorithm.
             message: of the server.
             t: number of the round.
+            clip: that the rounds before have come to; None is the first.
 
         Returns:
             The empty sum.
         """
-        return NoisySum(self, method, message, t)
+        return NoisySum(self, method, message, t, self.mechanism.clip if clip is None else clip)
 
 
 class NoisySum:
@@ -168,14 +198,15 @@ class NoisySum:
         method: the algorithm.
         message: of the server.
         t: number of the round.
+        clip: of the round.
     """
 
-    def __init__(self, aggregator: PrivateAggregator, method: AnyMethod, message: AnyTree, t: int) -> None:
+    def __init__(self, aggregator: PrivateAggregator, method: AnyMethod, message: AnyTree, t: int, clip: float) -> None:
         """Start from an empty sum."""
         self._private, self._method, self._message, self._round = aggregator, method, message, t
-        self._came = 0
+        self._came, self._mechanism = 0, replace(aggregator.mechanism, clip=clip)
         self.numbers = dict[str, Tensor]()
-        self._sum = tensors.total(tensors.tree_map(torch.Tensor.double, aggregator.empty))
+        self._sum = tensors.total(tensors.tree_map(torch.Tensor.double, aggregator.released))
 
     def add(self, update: AnyTree, good: Tensor) -> None:
         """Clip the clients of a call and add them to the sum.
@@ -192,8 +223,10 @@ class NoisySum:
             what = f"a private round may have at most {most:g} clients, got {came}"
             raise PrivacyError(what, round=self._round, hint="take those that `draw` gives")
         payload = self._method.to_release(self._message, update)
-        clipped = mechanisms.clip(payload, self._private.mechanism, good)
-        self._sum, self._came = tensors.tree_map(torch.add, self._sum, tensors.total(clipped)), came
+        adaptive, mechanism = self._private.adaptive, self._mechanism
+        clipped = mechanisms.clip if adaptive is None else adaptive.join
+        self._sum = tensors.tree_map(torch.add, self._sum, tensors.total(clipped(payload, mechanism, good)))
+        self._came = came
 
     def release(self) -> AnyTree:
         """Return the noisy mean over a public number of clients, after its privacy cost has been recorded.
@@ -207,23 +240,27 @@ class NoisySum:
             PrivacyError: when the budget does not allow it.
             CheckpointError: when the payment cannot be written; nothing is released then.
         """
-        aggregator = self._private
+        aggregator, adaptive = self._private, self._private.adaptive
         kept = aggregator.ledger.kept(self._round)
         if kept is not None:
             mean = self._again(kept)
         else:
             charge = aggregator.charge
-            source = mechanisms.source(
-                aggregator.seed, len(aggregator.ledger), aggregator.mechanism, charge.coordinates
-            )
-            mean = mechanisms.noisy_mean(self._sum, aggregator.mechanism, aggregator.cohorts, source)
-            mean = tensors.tree_map(lambda leaf, like: leaf.to(like.dtype), mean, aggregator.empty)
+            mechanism = self._mechanism if adaptive is None else adaptive.joint(self._mechanism)
+            source = mechanisms.source(aggregator.seed, len(aggregator.ledger), mechanism, charge.coordinates)
+            mean = mechanisms.noisy_mean(self._sum, mechanism, aggregator.cohorts, source)
+            mean = tensors.tree_map(lambda leaf, like: leaf.to(like.dtype), mean, aggregator.released)
             aggregator.ledger.spend(charge, self._round, tensors.leaves(mean))
+        if adaptive is not None:
+            share = adaptive.share(mean["below"], self._mechanism)
+            shown = {CLIP: self._mechanism.clip, BELOW: share}
+            self.numbers |= {name: torch.tensor(each, dtype=torch.float64) for name, each in shown.items()}
+            mean = mean["update"]
         return self._method.from_release(self._message, mean, aggregator.cohorts.divisor)
 
     def _again(self, kept: Release) -> AnyTree:
         """Return the release recorded before a crash; the clients' new updates are not used."""
-        empty = self._private.empty
+        empty = self._private.released
         try:
             like = tensors.tree_map(lambda leaf: leaf.new_empty((1, *leaf.shape[1:])), empty)
             mean = tensors.unleaves(like, kept.mean)

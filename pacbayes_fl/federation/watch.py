@@ -24,6 +24,7 @@ class Watch(NamedTuple):
         usual: the largest median norm of all rounds, 0 before the first: where training comes to rest, medians fall.
         alone: the client that moved the server alone when last asked, see `guard.dominant`; None without one.
         times: for how many rounds in a row it has; rounds without it do not count.
+        clip: of the next private round, where it adapts; None where it is that of the study.
     """
 
     failures: Mapping[str, int] = MappingProxyType({})
@@ -34,6 +35,7 @@ class Watch(NamedTuple):
     alone: str | None = None
     times: int = 0
     since: Mapping[str, int] = MappingProxyType({})
+    clip: float | None = None
 
     def after(
         self,
@@ -101,6 +103,7 @@ class Watch(NamedTuple):
         steps = None if self.steps is None else self.steps._asdict()
         rest: JsonTable = {"halved": self.halved, "medians": list(self.medians), "usual": self.usual}
         rest |= {"alone": self.alone, "times": self.times, "since": dict(self.since)}
+        rest |= {} if self.clip is None else {"clip": self.clip}
         return {"failures": dict(self.failures), "steps": steps, **rest}
 
     @classmethod
@@ -109,7 +112,7 @@ class Watch(NamedTuple):
         steps = saved.get("steps")
         memory, medians = None if steps is None else Steps(**steps), tuple(saved.get("medians", ()))
         halved, usual = int(saved.get("halved", 0)), float(saved.get("usual", 0.0))
-        alone = saved.get("alone"), int(saved.get("times", 0)), dict(saved.get("since", {}))
+        alone = saved.get("alone"), int(saved.get("times", 0)), dict(saved.get("since", {})), saved.get("clip")
         return cls(dict(saved.get("failures", {})), memory, halved, medians, usual, *alone)
 
 

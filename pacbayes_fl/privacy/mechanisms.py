@@ -172,6 +172,28 @@ class Cohorts:
         return 2.0 if self.neighbours == "replace" else 1.0
 
 
+def norms(update: object, mechanism: Mechanism) -> Tensor:
+    """Measure each client's whole update in the norm that the clip bounds.
+
+    Args:
+        update: floating leaves [K, *].
+        mechanism: gives the norm; the largest number where it is "range".
+
+    Returns:
+        [K], float64; not finite where a number of the update is not.
+
+    Raises:
+        PrivacyError: when a leaf is not floating, and so cannot carry noise.
+    """
+    leaves = tensors.leaves(update)
+    for name, leaf in leaves.items():
+        if not leaf.is_floating_point():
+            raise PrivacyError(f"leaf {name!r} must be floating to be released, got {leaf.dtype}", hint="leave it out")
+    rows = torch.cat([leaf.double().unsqueeze(-1).flatten(1) for leaf in leaves.values()], 1)
+    length: Tensor = torch.linalg.vector_norm(rows, math.inf if mechanism.norm == "range" else mechanism.norm, dim=1)
+    return length
+
+
 def clip(update: Tree, mechanism: Mechanism, present: Tensor | None = None) -> Tree:
     """Clip each client's whole update to a norm of at most gamma; non-finite updates become 0.
 
@@ -198,12 +220,7 @@ def clip(update: Tree, mechanism: Mechanism, present: Tensor | None = None) -> T
         >>> clip(sent, Mechanism('gaussian', clip=1.0, multiplier=1.0)).numpy().round(2).tolist()
         [[0.6, 0.8], [0.3, 0.4]]
     """
-    leaves = tensors.leaves(update)
-    for name, leaf in leaves.items():
-        if not leaf.is_floating_point():
-            raise PrivacyError(f"leaf {name!r} must be floating to be released, got {leaf.dtype}", hint="leave it out")
-    rows = torch.cat([leaf.double().unsqueeze(-1).flatten(1) for leaf in leaves.values()], 1)
-    norm = torch.linalg.vector_norm(rows, math.inf if mechanism.norm == "range" else mechanism.norm, dim=1)
+    norm = norms(update, mechanism)
     usable = norm.isfinite()  # NaN and infinities reach the norm; so does a message too long to have one
     factor = (mechanism.clip / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max(1.0)
     here = torch.ones_like(usable) if present is None else present

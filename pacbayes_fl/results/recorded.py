@@ -82,6 +82,8 @@ _ROWS = (
     Recorded("occupied", "clusters that have members", "clusters"),
     Recorded("clipped", "updates that were shortened", "clients"),
     Recorded("unscored", "clients without a score", "clients"),
+    Recorded("clip", "clip that adapts", "largest norm of what a client sends"),
+    Recorded("below_clip", "clients below the clip, with noise", "share of clients"),
     Recorded("epsilon", "privacy spent", "epsilon"),
     Recorded("epsilon_if_noise_were_secret", "privacy spent", "epsilon if the noise were secret"),
     Recorded("seconds", "duration of rounds", "time", "s"),

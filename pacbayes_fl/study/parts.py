@@ -17,7 +17,7 @@ from pacbayes_fl.federation.arrays import Compress
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.noise import Engine
 from pacbayes_fl.options import OpenNames, option, same
-from pacbayes_fl.privacy import kinds
+from pacbayes_fl.privacy import adaptive, kinds
 from pacbayes_fl.privacy.mechanisms import CohortKind, Neighbours
 from pacbayes_fl.server.robust import Aggregate
 
@@ -348,11 +348,19 @@ class PrivacyPart:
             say what that gives.
         clip: largest norm of what a client sends in a round; of "exponential" the most nats of regret that a client can
             have under a candidate.
+        clip_quantile: share of clients whose norm shall be at most the clip, which then begins at `clip` and follows
+            their norms by a noisy count in every round, within the same budget; see `privacy.adaptive.AdaptiveClip`.
+            The clip stays when None. Not for "exponential" and "paper_algorithm_3".
+        clip_rate: of that: after a round whose noisy share of such clients is b, the clip's logarithm moves by
+            clip_rate (clip_quantile - b).
+        clip_noise: of that: scale of the noise on b. None is .05, or more where the count would take more than a tenth
+            of the budget.
         cohort: how the `federation.cohort` clients of a round are drawn; None is "poisson" where that is given (for
             "paper_algorithm_3" "fixed") and "all" otherwise.
         neighbours: what the guarantee hides; None is "replace" where a cohort has a fixed size below N and for
             "paper_algorithm_3", and "add-or-remove", for a client that sends zeros instead, otherwise.
         multiplier: the noise's scale per clip, on the sum of a cohort; None takes the least that lasts for all rounds.
+            With `clip_quantile` it pays for sum and count together, and updates have a little more noise.
         candidates: priors among which every round of "exponential" chooses one, drawn from the hyper-prior and from the
             second round on around the chosen one; see `methods.pac_pfl.choice.PriorChoice`. Other mechanisms refuse any
             number but the default.
@@ -371,6 +379,9 @@ class PrivacyPart:
     delta: float | None = option(None, low=0, below=1, symbol="delta")
     mechanism: str = option("gaussian", names=lambda: OpenNames(kinds.MECHANISMS))
     clip: float = option(1.0, above=0, symbol="gamma")
+    clip_quantile: float | None = option(None, above=0, below=1)
+    clip_rate: float = option(adaptive.RATE, above=0)
+    clip_noise: float | None = option(None, above=0)
     cohort: CohortKind | None = None
     neighbours: Neighbours | None = None
     multiplier: float | None = option(None, above=0)
@@ -382,7 +393,7 @@ class PrivacyPart:
     randomness: Literal["system", "simulation"] = "system"
 
     def __post_init__(self) -> None:
-        """Check the ranges, that Algorithm 3 has no multiplier of its own, and that only a choice has candidates."""
+        """Check the ranges, and that every key is for the mechanism and the clip that the table asks for."""
         options.check(self, "[privacy]", PrivacyError)
         kind = kinds.MECHANISMS[self.mechanism]
         if kind.claim is not None and self.multiplier is not None:
@@ -392,6 +403,12 @@ class PrivacyPart:
             if not kind.chooses and getattr(self, key) != getattr(type(self), key):
                 what = f"[privacy] {key} is not for {self.mechanism}, which chooses among no priors"
                 raise PrivacyError(what, hint=f"mechanism = 'exponential', or leave {key} out")
+        for key in ("clip_rate", "clip_noise"):
+            if self.clip_quantile is None and getattr(self, key) != getattr(type(self), key):
+                what = f"[privacy] {key} is of a clip that follows a quantile, and none is given"
+                raise PrivacyError(what, hint=f"give clip_quantile, or leave {key} out")
+        if self.clip_quantile is not None:
+            adaptive.check(self.mechanism)
 
 
 @dataclass(frozen=True)

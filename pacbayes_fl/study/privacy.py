@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.posteriors import private_residuals
 from pacbayes_fl.privacy import guarantees, kinds, outside
 from pacbayes_fl.privacy.accounting import Budget, noise_multiplier
+from pacbayes_fl.privacy.adaptive import AdaptiveClip
 from pacbayes_fl.privacy.charges import ROUND, Charge
 from pacbayes_fl.privacy.guarantees import Replacement, rounded
 from pacbayes_fl.privacy.ledger import Ledger
@@ -137,7 +138,15 @@ def open_private(
         _remark_chance(mechanism, cohorts, part.candidates, rounds)
     seed = plan.seed if simulated else None
     result = private.open_private(method, state.server, clients, plan, mechanism, cohorts, ledger, seed)
-    return replace(result, outside=Outside(ledger, others, seed) if others else None)
+    return replace(
+        result, outside=Outside(ledger, others, seed) if others else None, adaptive=_adaptive(part, mechanism, cohorts)
+    )
+
+
+def _adaptive(part: PrivacyPart, mechanism: Mechanism, cohorts: Cohorts) -> AdaptiveClip | None:
+    if part.clip_quantile is None:
+        return None
+    return AdaptiveClip.of(mechanism, cohorts, part.clip_quantile, part.clip_rate, part.clip_noise)
 
 
 def share_ledger(study: Study, aggregator: PrivateAggregator | None, dataset: tables.Dataset, finished: int) -> None:
@@ -313,8 +322,7 @@ def labels(
     statements += [
         f"{given} for whole clients ({_HIDDEN[cohorts.neighbours]}) from {releases} releases in {rounds} rounds"
         + _beside(others),
-        f"{mechanism.kind} noise of {' and '.join(f'{each:.4g}' for each in used)} times the clip {mechanism.clip:g} "
-        f"on the sum of {' and '.join(crowds)}",
+        f"{mechanism.kind} noise of {_noise(part, mechanism, cohorts, used)} on the sum of {' and '.join(crowds)}",
     ]
     if claim is not None:
         called = _called("epsilon", simulated)
@@ -329,6 +337,7 @@ def labels(
         "privacy": {
             "mechanism": mechanism.kind,
             "clip": mechanism.clip,
+            **({} if part.clip_quantile is None else {"clip_quantile": part.clip_quantile}),
             "multiplier": min(used),
             "delta": given.delta,
             **{_called(name, simulated): value if math.isfinite(value) else None for name, value in numbers.items()},
@@ -344,6 +353,21 @@ def labels(
             **_shared(together, simulated),
         }
     }
+
+
+def _noise(part: PrivacyPart, mechanism: Mechanism, cohorts: Cohorts, used: Sequence[float]) -> str:
+    """Say how much noise updates have; where the clip adapts, its count is paid for by a little more of it."""
+    each = [replace(mechanism, multiplier=multiplier) for multiplier in used]
+    rules = [_adaptive(part, one, cohorts) for one in each]
+    noise = [one.multiplier if rule is None else rule.multiplier(one) for one, rule in zip(each, rules, strict=True)]
+    said = f"{' and '.join(f'{one:.4g}' for one in noise)} times the clip"
+    if rules[0] is None:
+        return f"{said} {mechanism.clip:g}"
+    counts = [rule.count_noise(one) for one, rule in zip(each, rules, strict=True) if rule is not None]
+    return (
+        f"{said}, which begins at {mechanism.clip:g} and follows the {part.clip_quantile:g} quantile of norms (counts "
+        f"with noise of {' and '.join(f'{one:.4g}' for one in counts)} clients are part of the releases),"
+    )
 
 
 def _shared(together: Shared | None, simulated: bool) -> JsonTable:

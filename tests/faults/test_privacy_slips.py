@@ -85,7 +85,7 @@ def test_a_folder_with_other_files_is_not_changed_and_the_run_says_so(tmp_path: 
 ANYTHING = Budget(1e300, 1e-9)
 KEYS = [key for key in PrivacyPart.__dataclass_fields__ if key != "epsilon"]
 VALUES = {"mechanism": "laplace", "cohort": "all", "neighbours": "replace", "randomness": "system", "side_share": 0.2}
-VALUES |= {"ledger": "all.json", "candidates": 400, "candidate_step": 0.6}
+VALUES |= {"ledger": "all.json", "candidates": 400, "candidate_step": 0.6, "clip_rate": 0.2, "clip_noise": "none"}
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -27,6 +27,7 @@ from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.point import LinearPoint
 from pacbayes_fl.privacy import ledger, mechanisms
 from pacbayes_fl.privacy.accounting import Budget, epsilon
+from pacbayes_fl.privacy.adaptive import AdaptiveClip
 from pacbayes_fl.privacy.charges import Charge
 from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
@@ -189,6 +190,41 @@ def test_what_is_received_has_the_methods_own_dtype() -> None:
     assert {leaf.dtype for leaf in tensors.leaves(state.server).values()} == {torch.float32}
 
 
+# a clip that adapts ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [1, 2**20])
+@pytest.mark.parametrize("kind", ["gaussian", "laplace", "knorm"])
+def test_the_clip_of_every_round_is_that_of_a_loop(monkeypatch: pytest.MonkeyPatch, kind: str, chunk: int) -> None:
+    """Without noise: C <- C exp(-rate (share - quantile)), and every round clips at its own C."""
+    silence(monkeypatch)
+    batch, cohorts = drawn(7, 3, 2.0), Cohorts(7)
+    batch = replace(batch, x=batch.x.index_fill(0, torch.tensor([4]), math.nan))  # counts as a half
+    opened = replace(aggregator_of(batch, Mechanism(kind, 0.5, 1.0), cohorts), adaptive=AdaptiveClip(0.3, 0.7, 0.2))
+    clip, x, shares = 0.5, batch.x[:, 0], set[float]()
+    norm = torch.linalg.vector_norm(x, 1 if kind == "laplace" else 2, dim=1)
+    for record, state in play(batch, opened, 12, chunk):
+        share = (float((norm <= clip).sum()) + 0.5) / 7
+        assert (record.values["clip"], record.values["below_clip"]) == pytest.approx((clip, share), rel=1e-5)
+        expected = (x * (clip / norm).clamp_max(1.0).unsqueeze(1)).nansum(0) / 7
+        torch.testing.assert_close(state.server.value, expected, rtol=1e-5, atol=1e-6)  # the grid
+        clip *= math.exp(-0.7 * (share - 0.3))
+        assert state.watch.clip == pytest.approx(clip, rel=1e-5)
+        shares.add(round(share, 3))
+    assert len(shares) > 1, "the clip never passed a norm"
+
+
+def test_a_clip_that_adapts_is_charged_for_one_more_number_and_one_that_stays_tells_nothing() -> None:
+    batch = drawn(4, 6)
+    opened = aggregator_of(batch, Mechanism("gaussian", 1.0, 1.0))
+    following = replace(opened, adaptive=AdaptiveClip(0.5, 0.2, 0.1))
+    assert following.charge == replace(opened.charge, coordinates=7)
+    ((record, state),) = play(batch, opened)
+    assert not {"clip", "below_clip"} & record.values.keys() and state.watch.clip is None
+    ((record, _),) = play(batch, following)
+    assert record.values["clip"] == 1.0
+
+
 # who takes part -------------------------------------------------------------------------------------------------
 
 
@@ -302,21 +338,26 @@ def test_what_cannot_be_paid_is_not_released(tmp_path: Path, monkeypatch: pytest
     assert len(aggregator.ledger) == len(Ledger(tmp_path, Budget(1.0, 0.0))) == 1
 
 
+@pytest.mark.parametrize("adaptive", [None, AdaptiveClip(0.4, 0.5, 0.3)], ids=["fixed", "adaptive"])
 @pytest.mark.parametrize("seed", [5, None])
-def test_a_round_that_was_cut_short_takes_the_release_that_it_has_paid_for(tmp_path: Path, seed: int | None) -> None:
+def test_a_round_that_was_cut_short_takes_the_release_that_it_has_paid_for(
+    tmp_path: Path, seed: int | None, adaptive: AdaptiveClip | None
+) -> None:
     """Cohort and mean are those of before, whatever the clients send now."""
     batch, cohorts = drawn(6, 4), Cohorts(6, 3.0, "poisson")
     plan, mechanism = replace(PLAN, rounds=2), Mechanism("gaussian", 1.0, 1.0)
-    aggregator = open_private(Sends(4), batch, plan, tmp_path, mechanism, cohorts, seed, ANY)
+    opened = open_private(Sends(4), batch, plan, tmp_path, mechanism, cohorts, seed, ANY)
+    aggregator = replace(opened, adaptive=adaptive)
     (_, first), (record, second) = engine.rounds(Sends(4), batch, plan, None, aggregator)
     turned = replace(batch, x=-batch.x).select(torch.tensor([3, 0, 5, 1, 4, 2]))  # in another order
     clients = tensors.select(first.clients, torch.tensor([3, 0, 5, 1, 4, 2]))
-    again = private.open_private(
+    opened = private.open_private(
         Sends(4), first.server, turned, plan, mechanism, cohorts, Ledger(tmp_path, ANY, released=1), seed
     )
+    again = replace(opened, adaptive=adaptive)
     ((told, state),) = engine.rounds(Sends(4), turned, plan, first._replace(kept=clients), again)
     assert told == record and len(again.ledger) == 2
-    assert bits(state.server) == bits(second.server)
+    assert bits(state.server) == bits(second.server) and state.watch == second.watch
     assert state.clients.seen.tolist() == second.clients.seen[[3, 0, 5, 1, 4, 2]].tolist()
     ((_, third),) = engine.rounds(Sends(4), turned, replace(plan, rounds=3), state, again)
     assert len(again.ledger) == 3 and bits(third.server) != bits(state.server)

@@ -35,6 +35,13 @@ def test_of_a_private_round_nothing_is_remembered_but_whose_answer_did_not_count
     assert watch.counted(4, {"b": True}) == Watch(halved=1)
 
 
+def test_a_clip_that_adapts_is_saved_to_the_last_bit_and_others_leave_nothing() -> None:
+    clip = 0.1 + 0.2
+    saved = json.loads(json.dumps(Watch(clip=clip).to_save()))
+    assert Watch.from_saved(saved).clip == clip and Watch.from_saved(saved).counted(1, {"a": True}).clip == clip
+    assert "clip" not in Watch().to_save() and Watch.from_saved(Watch().to_save()) == Watch()
+
+
 def test_median_norms_are_remembered_for_as_long_as_they_count() -> None:
     watch = Watch()
     for t in range(25):

@@ -34,6 +34,7 @@ PRIVATE = {  # what only some runs record
     randomness: ["privacy.epsilon=50", "privacy.clip=1", f"privacy.randomness={randomness}", "method.weighting=uniform"]
     for randomness in ("simulation", "system")
 }
+PRIVATE["following"] = [*PRIVATE["system"], "privacy.clip_quantile=0.5"]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -76,6 +76,23 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("private") / "run"
     run(folder, ON)
     return folder
+
+
+FOLLOWING = ("privacy.clip_quantile=0.4", "privacy.clip=0.1", "privacy.mechanism=knorm")
+
+
+class Undisturbed(NamedTuple):
+    """A simulation that nobody disturbed, to be read, and its options."""
+
+    folder: Path
+    sets: tuple[str, ...]
+
+
+@pytest.fixture(scope="module", params=[(), FOLLOWING], ids=["", "following"])
+def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    run(folder, SEEDED, *request.param)
+    return Undisturbed(folder, (SEEDED, *request.param))
 
 
 @pytest.fixture(scope="module")
@@ -261,6 +278,37 @@ def test_algorithm_3_says_what_it_gives_beside_what_it_claims(tmp_path: Path) ->
     assert f"({rounded(about['epsilon'])}, 0.025)-DP" in about["statement"]
 
 
+def test_a_clip_that_follows_norms_costs_what_one_that_stays_does_and_says_what_it_is(tmp_path: Path) -> None:
+    """The budget's multiplier pays for sum and count: less than 1.06 of it is left on the updates by default."""
+    result = run(tmp_path, ON, "privacy.clip_quantile=0.4", "privacy.clip=0.1")
+    about, cohorts = said(result), Cohorts(4)
+    multiplier = noise_multiplier("gaussian", Budget(10.0, 0.025), ROUNDS, cohorts)
+    assert Ledger(tmp_path, ANYTHING).charges == (Charge("gaussian", multiplier, COORDINATES + 1, cohorts),) * ROUNDS
+    assert (about["multiplier"], about["clip"], about["clip_quantile"]) == (multiplier, 0.1, 0.4)
+    noise = (
+        f"gaussian noise of {multiplier / math.sqrt(0.9):.4g} times the clip, which begins at 0.1 and follows the 0.4"
+    )
+    counts = f"(counts with noise of {multiplier / 2 / math.sqrt(0.1):.4g} clients are part of the releases)"
+    assert noise in about["statement"] and counts in about["statement"]
+    clips = [record.values["clip"] for record in result.rounds]
+    shares = [record.values["below_clip"] for record in result.rounds]
+    assert clips[0] == 0.1 and len(set(clips)) == ROUNDS
+    for now, share, then in zip(clips, shares, clips[1:], strict=False):
+        assert then == pytest.approx(now * math.exp(-0.2 * (share - 0.4)), rel=1e-12)
+    saved = checkpoint.load(tmp_path)
+    assert saved is not None and saved.meta["watch"]["clip"] == pytest.approx(
+        clips[-1] * math.exp(-0.2 * (shares[-1] - 0.4)), rel=1e-12
+    )
+    with pytest.raises(CheckpointError, match="clip_quantile"):
+        run(tmp_path, ON, "privacy.clip_quantile=0.6", "privacy.clip=0.1", resume=True)
+
+
+def test_a_count_that_would_cost_more_than_the_budget_is_refused_before_anything(tmp_path: Path) -> None:
+    with pytest.raises(PrivacyError, match=r"noise of 0\.05 on the share of clients below the clip costs more than"):
+        run(tmp_path / "run", "privacy.epsilon=1", "privacy.clip_quantile=0.5", "privacy.clip_noise=0.05")
+    assert not (tmp_path / "run").exists()
+
+
 # what is learned ------------------------------------------------------------------------------------------------
 
 
@@ -345,6 +393,11 @@ def test_a_private_run_needs_a_folder_for_its_ledger() -> None:
         ({"mechanism": "paper_algorithm_3", "multiplier": 2.0}, "multiplier is not for paper_algorithm_3"),
         ({"candidates": 9}, r"candidates is not for gaussian.*\(mechanism = 'exponential', or leave candidates out\)"),
         ({"mechanism": "knorm", "candidate_step": 0.3}, "candidate_step is not for knorm, which chooses"),
+        ({"clip_quantile": 1.0}, "clip_quantile must be strictly between 0 and 1, got 1"),
+        ({"clip_rate": 0.3}, r"clip_rate is of a clip that follows a quantile.*\(give clip_quantile, or leave"),
+        ({"clip_noise": 0.3}, "clip_noise is of a clip that follows a quantile"),
+        ({"clip_quantile": 0.5, "mechanism": "exponential"}, "clip_quantile is not for exponential, which chooses"),
+        ({"clip_quantile": 0.5, "mechanism": "paper_algorithm_3"}, "clip_quantile is not for paper_algorithm_3"),
     ],
     ids=str,
 )
@@ -473,8 +526,9 @@ def stages() -> dict[str, tuple[Any, str]]:
 @pytest.mark.parametrize("stage", stages())
 @pytest.mark.parametrize("at", [1, 6])
 def test_a_crash_at_any_stage_costs_nothing_and_loses_nothing(
-    simulated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, at: int
+    undisturbed: Undisturbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, at: int
 ) -> None:
+    simulated, sets = undisturbed
     home, name = stages()[stage]
     real, calls = getattr(home, name), [0]
 
@@ -486,7 +540,7 @@ def test_a_crash_at_any_stage_costs_nothing_and_loses_nothing(
 
     monkeypatch.setattr(home, name, crashing)
     with pytest.raises(Crash):
-        run(tmp_path / "run", SEEDED)
+        run(tmp_path / "run", *sets)
     monkeypatch.setattr(home, name, real)
     paid = at - (stage in ("before the noise", "before the payment"))
     assert releases(tmp_path / "run") == paid
@@ -499,19 +553,22 @@ def test_a_crash_at_any_stage_costs_nothing_and_loses_nothing(
         return source(seed, serial, *charge)
 
     monkeypatch.setattr(mechanisms, "source", watched)
-    run(tmp_path / "run", SEEDED, resume=True)
+    run(tmp_path / "run", *sets, resume=True)
     assert sources == [*range(paid, ROUNDS)], "what was paid for is not drawn again"
     assert_same_results(tmp_path / "run", simulated)
     for file in (NAME, "rounds.jsonl"):
         assert (tmp_path / "run" / file).read_bytes() == (simulated / file).read_bytes()
 
 
-def test_a_round_that_is_lost_with_its_checkpoint_is_taken_from_its_release(simulated: Path, tmp_path: Path) -> None:
+def test_a_round_that_is_lost_with_its_checkpoint_is_taken_from_its_release(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
     """The newest round is damaged after the run: the one before it goes on with the release that is kept."""
-    run(tmp_path, SEEDED)
+    simulated, sets = undisturbed
+    run(tmp_path, *sets)
     (tmp_path / "checkpoints" / f"round_{ROUNDS:06d}" / "state.safetensors").write_bytes(b"damaged")
     with pytest.warns(UserWarning, match=f"using round {ROUNDS - 1}"):
-        run(tmp_path, SEEDED, resume=True)
+        run(tmp_path, *sets, resume=True)
     assert releases(tmp_path) == ROUNDS
     assert_same_state(tmp_path, simulated)
     assert (tmp_path / "clients.csv").read_bytes() == (simulated / "clients.csv").read_bytes()
@@ -534,12 +591,13 @@ def stop_at(round: int) -> Callable[[Any], None]:
 
 
 def test_a_run_that_is_stopped_in_order_goes_on_to_the_same_bits_for_the_same_price(
-    simulated: Path, tmp_path: Path
+    undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
+    simulated, sets = undisturbed
     with pytest.raises(KeyboardInterrupt):
-        study.run(tiny(SEEDED), tmp_path, on_round=stop_at(5))
+        study.run(tiny(*sets), tmp_path, on_round=stop_at(5))
     assert releases(tmp_path) == 5
-    run(tmp_path, SEEDED, resume=True)
+    run(tmp_path, *sets, resume=True)
     assert_same_results(tmp_path, simulated)
     assert (tmp_path / NAME).read_bytes() == (simulated / NAME).read_bytes()
 

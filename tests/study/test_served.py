@@ -28,6 +28,7 @@ from tests.laws.cases import assert_close
 SMALL = ["federation.rounds=3", "method.particles=2", "federation.device=cpu", "data.scale=client"]
 SHARED = 'deploy.share=["rows","metrics"]'
 PRIVATE = ["privacy.epsilon=1e3", "privacy.clip=10", "privacy.randomness=simulation", "privacy.delta=1e-3"]
+FOLLOWING = [*PRIVATE, "privacy.clip_quantile=0.4"]
 NAMES = load(Study.from_toml("polynomial", SMALL)).groups["existing"].train.names
 
 
@@ -54,7 +55,9 @@ def server_of(folder: Path) -> dict[str, Any]:
     return {name: leaf for name, leaf in saved.tensors.items() if name.startswith("server")}
 
 
-@pytest.mark.parametrize("more", [[], ["federation.cohort=3"], PRIVATE], ids=["all", "cohort", "private"])
+@pytest.mark.parametrize(
+    "more", [[], ["federation.cohort=3"], PRIVATE, FOLLOWING], ids=["all", "cohort", "private", "following"]
+)
 def test_a_study_over_nodes_is_that_on_one_machine(more: list[str], tmp_path: Path) -> None:
     study = study_of(*more)
     run(study, tmp_path / "here")
@@ -68,7 +71,8 @@ def test_a_study_over_nodes_is_that_on_one_machine(more: list[str], tmp_path: Pa
         both = [name for name in told.values if name != "seconds"]
         assert [told.values[name] for name in both] == pytest.approx([record.values[name] for name in both], rel=1e-9)
     labels = json.loads((tmp_path / "there" / "labels.json").read_text())
-    assert labels["round"] == 3 and ("privacy" in labels) == (more is PRIVATE)
+    assert labels["round"] == 3 and ("privacy" in labels) == (PRIVATE[0] in more)
+    assert all({"clip", "below_clip"} <= record.values.keys() for record in there) == (more is FOLLOWING)
     names = {path.name for path in (tmp_path / "there").iterdir()}
     assert {"study.toml", "nodes.json", "scaling.json", "rounds.jsonl", "metrics.json", "checkpoints"} <= names
     assert not {"data.npz", "rows.json"} & names
