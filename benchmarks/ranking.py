@@ -1,0 +1,117 @@
+"""Finished runs of one image study, several methods and seeds, in one table: `python -m benchmarks.ranking RUN...`.
+
+Methods are in the order of their accuracy. A rank is a client's, among the methods that have a run of its seed, on
+average over clients and over the seeds that the method has.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pacbayes_fl.results import records
+from pacbayes_fl.results.bootstrap import nested_bootstrap
+from pacbayes_fl.results.paired import ranks
+from pacbayes_fl.results.records import Result
+
+Array = NDArray[np.float64]
+GROUP: Final = "existing"
+PERSONAL: Final = MappingProxyType({"pm.accuracy": "higher", "pm.nll": "lower", "pm.ece": "lower"})
+"""Scores of the personal models, and what is better."""
+HEAD: Final = (
+    "method",
+    "PM accuracy % [95 %]",
+    "against {reference}",
+    "GM accuracy %",
+    "NLL [95 %]",
+    "ECE % [95 %]",
+    "rank: accuracy, NLL, ECE",
+    "seeds",
+)
+
+
+def mean_ranks(results: Sequence[Result], metric: str, better: str) -> dict[str, float]:
+    """Average the ranks of methods over the seeds that each has.
+
+    Args:
+        results: runs.
+        metric: of the existing clients.
+        better: "lower" or "higher".
+
+    Returns:
+        By method.
+    """
+    found: dict[str, list[float]] = {}
+    for seed in sorted({result.seed for result in results}):
+        for method, rank in ranks([one for one in results if one.seed == seed], GROUP, metric, better).items():
+            found.setdefault(method, []).append(rank)
+    return {method: float(np.mean(own)) for method, own in found.items()}
+
+
+def markdown(results: Sequence[Result], reference: str = "fedavg-ft") -> str:
+    """Write the table.
+
+    Args:
+        results: runs of one study.
+        reference: the method from which differences are taken, client by client and seed by seed.
+
+    Returns:
+        Lines of Markdown; accuracy and calibration error in per cent, intervals by bootstrap over seeds and clients.
+    """
+    accuracy, nll, ece = (_by_seed(results, metric) for metric in PERSONAL)
+    ranked = [mean_ranks(results, metric, better) for metric, better in PERSONAL.items()]
+    means = {method: float(np.mean([own.mean() for own in seeds.values()])) for method, seeds in accuracy.items()}
+    common = _by_seed(results, "gm.accuracy")
+    lines = ["| " + " | ".join(HEAD).format(reference=reference) + " |", "|---" * len(HEAD) + "|"]
+    for method in sorted(means, key=lambda name: -means[name]):
+        own, base = accuracy[method], accuracy.get(reference, {})
+        differences = [own[seed] - base[seed] for seed in own if seed in base]
+        cells = (
+            method,
+            _cell([*own.values()], 100, 2),
+            _cell(differences, 100, 2, "+") if differences else "-",
+            f"{100 * np.mean([own.mean() for own in common[method].values()]):.2f}" if method in common else "-",
+            _cell([*nll[method].values()], 1, 3),
+            _cell([*ece[method].values()], 100, 2),
+            ", ".join(f"{of[method]:.1f}" for of in ranked),
+            ", ".join(map(str, sorted(own))),
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(by_seed: Sequence[Array], factor: float, digits: int, sign: str = "") -> str:
+    mean, low, high = (factor * value for value in nested_bootstrap([values.tolist() for values in by_seed]))
+    return f"{mean:{sign}.{digits}f} [{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]"
+
+
+def _by_seed(results: Sequence[Result], metric: str) -> dict[str, dict[int, Array]]:
+    """Collect a score by method and seed, of the existing clients [K]; nothing of methods that lack it."""
+    table: dict[str, dict[int, Array]] = {}
+    for result in results:
+        if metric in result.metrics:
+            table.setdefault(result.method, {})[result.seed] = np.array(result.column(GROUP, metric))
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table of some run folders.
+
+    Args:
+        arguments: of the command line; `sys.argv` when None.
+    """
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="+", type=Path)
+    parser.add_argument("--reference", default="fedavg-ft", help="method that the others are compared with")
+    options = parser.parse_args(arguments)
+    print(markdown([records.load(folder) for folder in options.folder], options.reference))
+
+
+if __name__ == "__main__":
+    main()
