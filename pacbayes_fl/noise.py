@@ -23,6 +23,7 @@ _WORD = 0xFFFFFFFF
 _NO_DRAW = 0xFFFFFFFF  # counted down to by no client's own draws
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
+_KEPT: Final = 2  # draws of weights, normals and uniforms of one hypothesis
 _FEW: Final = 1 << 13  # numbers, up to which operations of torch cost more to start than to do
 _FACTORS: Final = np.array(_MULTIPLIERS, np.uint64).reshape(2, 1, 1)
 _LOW, _HALF, _TWENTY, _TWELVE = np.uint64(_WORD), np.uint64(32), np.uint64(20), np.uint64(12)
@@ -147,6 +148,7 @@ class Noise:
         self._id = torch.tensor(self.ids, dtype=torch.int64).to(device)
         self._few = np.array(self.ids, np.uint64) if self._id.device.type == "cpu" else None
         self._draw = 0
+        self._kept: dict[tuple[object, ...], Tensor] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -219,6 +221,18 @@ class Noise:
         Returns:
             [K, *].
         """
+        if self._kept is None:
+            return self._weights(like, kind)
+        place = (self._draw, kind, like.shape, like.dtype)
+        if (known := self._kept.get(place)) is not None:
+            self._draw += 1
+            return known
+        for old in [*self._kept][: len(self._kept) + 1 - _KEPT]:
+            del self._kept[old]
+        result = self._kept[place] = self._weights(like, kind)
+        return result
+
+    def _weights(self, like: Tensor, kind: Literal["normal", "uniform"]) -> Tensor:
         if self.engine == "philox":
             return self.normal(like) if kind == "normal" else self.uniform(like)
         drawn = torch.empty(len(self.ids), like[0].numel(), dtype=like.dtype)
@@ -231,7 +245,7 @@ class Noise:
     def copy(self) -> Noise:
         """Copy the streams: the copy yields the same next draws."""
         twin = Noise(self.seed, self.round, self.ids, self._id.device, self.engine)
-        twin._draw = self._draw
+        twin._draw, twin._kept = self._draw, self._kept
         return twin
 
     def select(self, positions: Sequence[int]) -> Noise:
@@ -255,6 +269,18 @@ class Noise:
         """
         twin = self.copy()
         twin._draw += 1 << 31
+        return twin
+
+    def shared(self) -> Noise:
+        """Copy the streams for readers that go on in step, each of its own `copy`: what they draw alike is made once.
+
+        Of draws for weights, which nobody is to change in place.
+
+        Returns:
+            Streams with the same next draws, whose copies find the last draws of each other.
+        """
+        twin = self.copy()
+        twin._kept = {}
         return twin
 
     def rows(self, mask: Tensor, n: int) -> Tensor:

@@ -366,3 +366,30 @@ def test_minibatches_are_the_rows_of_the_smallest_uniforms_in_their_order_and_pa
         uniform = noise.copy().uniform(torch.empty(mask.shape, dtype=torch.float64))
         keys = torch.where(mask, uniform, 2.0)
         assert torch.equal(noise.rows(mask, n), torch.argsort(keys, dim=1, stable=True)[:, :n])
+
+
+@both
+def test_streams_that_are_shared_draw_what_each_would_alone(engine: Engine) -> None:
+    """Two normals and a uniform a hypothesis, by readers in step, one behind, and one who stops."""
+
+    def read(noise: Noise) -> list[Tensor]:
+        size = like(len(IDS), 6)
+        return [noise.weights(size), noise.weights(like(len(IDS), 2)), noise.weights(size, "uniform")]
+
+    def equal(some: list[Tensor], others: list[Tensor]) -> bool:
+        return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+    begun = Noise(5, 6, IDS, engine=engine)
+    begun.normal(like(len(IDS), 3))
+    alone = begun.copy()
+    expected = [read(alone) for _ in range(3)]
+    shared = begun.shared()
+    first, second, third = shared.copy(), shared.copy(), shared.copy()
+    assert equal(read(first), expected[0]) and equal(read(second), expected[0])
+    assert equal(read(first), expected[1]) and equal(read(first), expected[2])
+    assert equal(read(second), expected[1]) and equal(read(third), expected[0])
+    assert equal([begun.weights(like(len(IDS), 6))], expected[0][:1])
+    as_float = first.copy().weights(like(len(IDS), 6, dtype=torch.float32))
+    assert as_float.dtype == torch.float32 and torch.equal(
+        first.normal(like(len(IDS), 6)), alone.normal(like(len(IDS), 6))
+    )

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,7 +65,7 @@ def betting_upper(losses: Tensor, nats: Tensor, counts: Tensor | None = None, do
     Returns:
         [*], float64, in [mean of the losses that are not doubtful, 1].
     """
-    shape = torch.broadcast_shapes(losses.shape[:-1], nats.shape)
+    shape = np.broadcast_shapes(losses.shape[:-1], nats.shape)  # torch's own imports sympy
     nats = nats.expand(shape)
     times = torch.ones_like(losses) if counts is None else counts
     with torch.no_grad():

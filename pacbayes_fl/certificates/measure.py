@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
@@ -24,6 +24,7 @@ from pacbayes_fl.bounds.risk import (
 from pacbayes_fl.certificates.choice import PILOT, Candidate, candidates, choose, merged, rewrapped, unwrapped
 from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.certificates.rows import BoundRows
+from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.noise import Noise
@@ -227,7 +228,7 @@ def _best(
     which = _chosen(among, subset, loss, request, choosing)
     found: dict[str, Tensor] = {}
     for whose, one in merged(among, which):
-        made = _risks(one.posterior, subset, loss, request, drawing)
+        (made,) = _risks([one.posterior], subset, loss, request, drawing)
         on_test = gibbs_risk(one.posterior, subset.test, loss, min(request.draws, _TEST_DRAWS), drawing).risk
         known = {name: value for name, value in made._asdict().items() if value is not None}
         for name, value in {**known, "kl": one.kl, "test_risk": on_test}.items():
@@ -275,38 +276,67 @@ def _chosen(among: list[Candidate], subset: BoundRows, loss: BoundedLoss, reques
     n, every = (count.to(among[0].kl.device).clamp_min(1) for count in own_rows)
     numbers = {"n": n, "beta": request.beta_for(every.double())}
 
+    if len(among) == 1:
+        return torch.zeros_like(n, dtype=torch.int64)
+    tried = _risks([one.posterior for one in among], subset, loss, pilot, choosing)
+    risks = {id(one): made for one, made in zip(among, tried, strict=True)}
+
     def bound(one: Candidate) -> Tensor:
-        made, kl = _risks(one.posterior, subset, loss, pilot, choosing), one.kl.nan_to_num(_FAR, _FAR)
+        made, kl = risks[id(one)], one.kl.nan_to_num(_FAR, _FAR)
         known = {"risk": made.risk.nan_to_num(loss.high), "variance": made.variance.nan_to_num(0.0), **numbers}
         known |= {"kl": kl, "log_ratio": kl}  # which is the mean of it
         return request.record.certify(known, request.delta * request.shares[0], premises).value
 
-    return choose(among, bound) if len(among) > 1 else torch.zeros_like(n, dtype=torch.int64)
+    return choose(among, bound)
 
 
-def _risks(posterior: object, subset: BoundRows, loss: BoundedLoss, request: Request, drawing: Noise) -> _Risk:
-    """Empirical Gibbs risk [k] on the rows that count, and the variance where the bound needs it."""
+def _risks(
+    posteriors: Sequence[object], subset: BoundRows, loss: BoundedLoss, request: Request, drawing: Noise
+) -> list[_Risk]:
+    """Empirical Gibbs risks [k] on the rows that count, and variances where the bound needs them, by the same draws."""
+    if any(_in_closed_form(one) for one in posteriors):
+        return [_risk(one, subset, loss, request, drawing) for one in posteriors]
     repeats, rows, spread = subset.repeats, subset.rows, "variance" in request.record.needs
+    plain, size = not bool(repeats.left_out.any()), _size(rows)
+    risks: list[list[Tensor]] = [[] for _ in posteriors]
+    variances: list[list[Tensor]] = [[] for _ in posteriors]
+    noise = drawing.shared()
+    each = [drawn_losses(cast(SampledPosterior, one), rows, loss, request.draws, noise.copy()) for one in posteriors]
+    for ones in zip(*each, strict=True):
+        for place, one in enumerate(ones):
+            risks[place].append(one.sum(1) / size if plain else repeats.risk(one))
+            if spread:
+                mean = risks[place][-1]
+                squares = torch.where(rows.mask, one - mean.unsqueeze(1), 0.0).square().sum(1) / size
+                variances[place].append(squares if plain else _largest_variance(mean, loss))
+    result = []
+    for known, varied in zip(risks, variances, strict=True):
+        own = torch.stack(known, 1)
+        beside = torch.stack(varied, 1) if spread else None
+        variance = torch.full_like(own[:, 0], math.nan) if beside is None else beside.mean(1)
+        result.append(_Risk(own.mean(1), variance, own, beside))
+    return result
+
+
+def _in_closed_form(posterior: object) -> bool:
+    listed = isinstance(posterior, FunctionPosterior | FinitePosterior)
+    return listed or not isinstance(posterior, SampledPosterior)
+
+
+def _size(rows: ClientBatch) -> Tensor:
+    return torch.where(rows.size > 0, rows.size, torch.nan).to(rows.x.device)
+
+
+def _risk(posterior: object, subset: BoundRows, loss: BoundedLoss, request: Request, drawing: Noise) -> _Risk:
+    """Exact Gibbs risk [k] on the rows that count, and its variance or more where the bound needs it."""
+    repeats, rows = subset.repeats, subset.rows
+    risk = repeats.risk(gibbs_losses(posterior, rows, loss, request.draws, drawing).rows)
+    if "variance" not in request.record.needs:
+        return _Risk(risk, torch.full_like(risk, math.nan))
+    largest = _largest_variance(risk, loss)  # E_Q of a variance is at most E_Q of the mean square less L^(Q)^2
+    squares = gibbs_losses(posterior, rows, squared(loss), request.draws, drawing).rows.sum(1) / _size(rows)
     plain = not bool(repeats.left_out.any())
-    size = torch.where(rows.size > 0, rows.size, torch.nan).to(rows.x.device)
-    if isinstance(posterior, FunctionPosterior | FinitePosterior) or not isinstance(posterior, SampledPosterior):
-        risk = repeats.risk(gibbs_losses(posterior, rows, loss, request.draws, drawing).rows)
-        if not spread:
-            return _Risk(risk, torch.full_like(risk, math.nan))
-        largest = _largest_variance(risk, loss)  # E_Q of a variance is at most E_Q of the mean square less L^(Q)^2
-        squares = gibbs_losses(posterior, rows, squared(loss), request.draws, drawing).rows.sum(1) / size
-        return _Risk(risk, torch.minimum(largest, (squares - risk.square()).clamp_min(0.0)) if plain else largest)
-    risks, variances = [], []
-    for one in drawn_losses(posterior, rows, loss, request.draws, drawing):
-        risks.append(one.sum(1) / size if plain else repeats.risk(one))
-        if spread:
-            squares = torch.where(rows.mask, one - risks[-1].unsqueeze(1), 0.0).square().sum(1) / size
-            variances.append(squares if plain else _largest_variance(risks[-1], loss))
-    each = torch.stack(risks, 1)
-    if not spread:
-        return _Risk(each.mean(1), torch.full_like(each[:, 0], math.nan), each)
-    varied = torch.stack(variances, 1)
-    return _Risk(each.mean(1), varied.mean(1), each, varied)
+    return _Risk(risk, torch.minimum(largest, (squares - risk.square()).clamp_min(0.0)) if plain else largest)
 
 
 def _largest_variance(risk: Tensor, loss: BoundedLoss) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pacbayes_fl import bounds
-from pacbayes_fl.bounds import ClippedNLL, ClippedSquare, Premises, Provenance, SaturatingSquare
+from pacbayes_fl.bounds import ClippedNLL, ClippedSquare, Premises, Provenance, SaturatingSquare, ZeroOne
 from pacbayes_fl.bounds.losses import squared
 from pacbayes_fl.certificates import measure as study_certify_measure
 from pacbayes_fl.certificates.clients import certify
@@ -144,6 +144,28 @@ def test_the_variance_of_functions_is_never_below_that_of_their_draws() -> None:
         assert upper >= each.var(1, correction=0).mean() - 5e-3
     labels, log_probs = torch.tensor([0, 1]), torch.tensor([[0.7, 0.3], [0.9, 0.1]]).log()
     torch.testing.assert_close(squared(ClippedNLL())(log_probs, labels), ClippedNLL()(log_probs, labels) ** 2)  # type: ignore[operator]
+
+
+def test_candidates_are_compared_by_the_same_draws_each_made_once(
+    images: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = bound_rows_of(images, "existing", images.groups["existing"], 0.05)
+    assert group is not None
+    prior, posterior = ends(images)
+    request, noise = Request(draws=9), Noise(1, 2, group.rows.ids, None, images.study.plan.noise)
+    alone = [study_certify_measure._risks([one], group, ZeroOne(), request, noise)[0] for one in (prior, posterior)]
+    made, real = [], Noise._weights
+
+    def counted(self: Noise, like: torch.Tensor, kind: Any) -> torch.Tensor:
+        made.append(self._draw)
+        return real(self, like, kind)
+
+    monkeypatch.setattr(Noise, "_weights", counted)
+    both = study_certify_measure._risks([prior, posterior], group, ZeroOne(), request, noise)
+    for one, other in zip(both, alone, strict=True):
+        assert one.risks is not None and other.risks is not None and torch.equal(one.risks, other.risks)
+    assert made == list(range(9))
+    assert both[0].risks is not None and both[1].risks is not None and not torch.equal(both[0].risks, both[1].risks)
 
 
 def test_functions_are_certified_by_their_variance() -> None:

@@ -128,6 +128,7 @@ COUNT = """
 import sys
 from pacbayes_fl.cli import main
 loaded = []
+SPLIT = "--set", "report.certify.scheme=split"
 def after(*arguments):
     try:
         main(arguments)
@@ -145,7 +146,8 @@ after("list", "metrics")
 after("list", "recorded")
 after("list", "studies")
 after("list", "data")
-after("run", "polynomial", "--quiet", "--out", "run", "--rounds", "1", "--device", "cpu")
+after("run", "polynomial", "--quiet", "--out", "run", "--rounds", "1", "--device", "cpu", *SPLIT)
+after("certify", "run", "--quiet")
 print(loaded, file=sys.stderr)
 """
 
@@ -160,9 +162,10 @@ def test_no_command_imports_what_it_does_not_need(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(Path(pacbayes_fl.__file__).parents[1])},
     )
     assert done.returncode == 0, done.stderr
-    *light, run = eval(done.stderr.splitlines()[-1])
+    *light, run, certify = eval(done.stderr.splitlines()[-1])
     assert light == [*[[]] * 10, ["numpy"]]
     assert {"torch", "gpytorch"} <= set(run) <= {"numpy", "torch", "gpytorch", "pyro", "scipy"}
+    assert "sympy" not in certify and (tmp_path / "run/certificates/seeger.json").is_file()
 
 
 def test_the_package_runs_as_a_module(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.posteriors.sampled import SampledMixture
 from pacbayes_fl.posteriors.weights.mean_field import MeanField
+from pacbayes_fl.posteriors.weights.spike_slab import SpikeSlab
 
 Predictive = ClassMixture | NormalMixture | SampledMixture
 
@@ -92,7 +93,7 @@ class WeightPosterior:
 
     def _each(self, x: Tensor, draws: int, noise: Noise, std: float = 1.0) -> Iterator[TorchDistribution]:
         rows, family = rows_of(x, noise), self.family
-        if isinstance(family, MeanField):
+        if isinstance(family, MeanField | SpikeSlab):
             family = family.precompute()  # its scales, once for all draws
         for _ in range(draws):
             with torch.no_grad():  # not around the loop: between draws the mode is the caller's
