@@ -27,6 +27,7 @@ SPLIT = ("report.certify.scheme=split", "report.certify.tables=1")
 STUDIES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
         "mnist-small": ("mnist-small", ()),
+        "fmnist-small": ("fmnist-small", ()),
         "mnist-large": ("benchmarks/studies/mnist-large.toml", ()),
         "fmnist-large": ("benchmarks/studies/fmnist-large.toml", ()),
         "polynomial-10": ("polynomial", ()),

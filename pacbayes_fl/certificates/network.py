@@ -36,7 +36,7 @@ from pacbayes_fl.results import sealed
 from pacbayes_fl.results.certificates import CertifiedRun
 from pacbayes_fl.study.evaluate.classification import predictive
 from pacbayes_fl.study.models import KINDS, NetworkModel
-from pacbayes_fl.study.predict import ClassPrediction
+from pacbayes_fl.study.predict import AnyPrediction, ClassPrediction, Prediction
 from pacbayes_fl.study.run import Trained
 
 FORMAT_VERSION: Final = 1
@@ -80,16 +80,18 @@ class ShippedNetwork:
     units: Scaling
     dtypes: tuple[torch.dtype, torch.dtype]
 
-    def predict(self, x: Tensor) -> ClassPrediction:
-        """Predict labels with this network alone.
+    def predict(self, x: Tensor) -> AnyPrediction:
+        """Predict labels or numbers with this network alone.
 
-        argmax_c p_c(x; theta)^(1/T), whose 0-1 error is what a certificate of that loss bounds
+        argmax_c p_c(x; theta)^(1/T), whose 0-1 error is what a certificate of that loss bounds; or the mean of
+        p(y | x; theta), whose error in units of `units.y_std` is what a loss of numbers takes
 
         Args:
             x: rows [M, *feature], in the data's own units and the order of `about["features"]`.
 
         Returns:
-            A label a row, its probability, and the entropy of all in nats.
+            A label a row, its probability, and the entropy of all in nats; or mean, standard deviation and central 95 %
+            of a target, observation noise included, in the data's own units.
 
         Raises:
             DataError: when the rows have another shape, or a value that is not finite.
@@ -103,6 +105,10 @@ class ShippedNetwork:
         batch = ClientBatch.pad([(x, blank)], [self.client], dtype=raw, classes=classes, allow_empty=True)
         rows = self.units.apply(batch).to(dtype=own).x
         network = WeightPosterior(self.model, PointMass(self.weights), 1, Noise(0, 0, batch.ids))
+        if classes is None:
+            own_units = network.predict(rows[:, : len(x)]).rescale(self.units.y_mean, self.units.y_std)  # type: ignore[union-attr]
+            lower, upper = own_units.quantile(own_units.mean.new_tensor([0.025, 0.975]))
+            return Prediction(self.client, own_units.mean[0], own_units.variance[0].sqrt(), lower[0], upper[0])
         result = predictive(tempered(network, self.about["temperature"]), rows[:, : len(x)])
         top = result.probs[0].max(-1)
         return ClassPrediction(self.client, top.indices, top.values, result.entropy[0])
@@ -131,9 +137,12 @@ def check(trained: Trained, request: Request, folder: Path | str | None) -> None
         kind = getattr(model, "kind", "deep-kernel-gp")
         what = f"a network of this library can be shipped, and the model of {study.method.name} is {kind!r}"
         raise AssumptionError(what, hint="certify without --ship")
-    if trained.dataset.classes is None:
-        what = "a network can be shipped that predicts labels, and the targets of this run are numbers"
-        raise AssumptionError(what, hint="certify without --ship")
+    if (transform := trained.groups["existing"].shared.transform) is not None:
+        what = f"the network predicts transformed targets ({transform.name}), and is shipped without the way back"
+        raise AssumptionError(what, hint="certify without --ship, or run with data.transform = 'none'")
+    if any(group.inputs.numel() for group in trained.groups.values()):
+        what = "summaries of the clients' training rows are inputs of the network, and no row of them is shipped"
+        raise AssumptionError(what, hint="certify without --ship, or run with data.client_inputs = 'none'")
     if not trained.method.row_by_row:
         what = f"the network {model.kind!r} normalises by rows of the training, which cannot be shipped"
         raise AssumptionError(what, hint="certify without --ship, or run with another model.kind")

@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 
 import pacbayes_fl as fl
+from pacbayes_fl import bounds
 from pacbayes_fl.certificates import network
 from pacbayes_fl.data.scaling import Scaling
 from pacbayes_fl.errors import AssumptionError, CheckpointError, DataError, StudyError
@@ -20,27 +21,36 @@ from pacbayes_fl.study.run import Trained, train
 from tests.tiny import tiny
 from tests.tiny_images import tiny_images, write_root
 
+NUMBERS = ("data.task=regression", "data.target=sum", "model.temperature=1.0")
 SETS = ("report.certify.scheme=split", "report.certify.independent=true", "federation.rounds=2", "method.zeta=1.0")
 
 
-def table_study(folder: Path) -> fl.Study:
-    """Three clients with two classes, in units of their own: columns far from standard ones."""
+def table_study(folder: Path, *sets: str) -> fl.Study:
+    """Three clients with two classes, or with numbers, in units of their own: columns far from standard ones."""
     random = np.random.default_rng(5)
-    lines = ["client,at,height,weight,kind"]
+    lines = ["client,at,height,weight,kind,sum"]
     for client in range(3):
         x = random.normal(size=(60, 2))
         kind = (x[:, 0] + 0.4 * random.normal(size=60) > 0).astype(int)
         own = x * (10.0, 1e3) + (50.0 * client, -3e4)
-        lines += [f"c {client},{at},{a:.6f},{b:.6f},{k}" for at, ((a, b), k) in enumerate(zip(own, kind, strict=True))]
+        total = 700.0 + 30.0 * (client + 1) * (x[:, 0] - x[:, 1] ** 2) + 3.0 * random.normal(size=60)
+        cells = enumerate(zip(own, kind, total, strict=True))
+        lines += [f"c {client},{at},{a:.6f},{b:.6f},{k},{s:.6f}" for at, ((a, b), k, s) in cells]
     (folder / "rows.csv").write_text("\n".join(lines) + "\n")
     table = {
         "seed": 1,
-        "data": {"source": str(folder / "rows.csv"), "task": "classification", "target": "kind", "time": "at"},
+        "data": {
+            "source": str(folder / "rows.csv"),
+            "task": "classification",
+            "target": "kind",
+            "time": "at",
+            "features": ["height", "weight"],
+        },
         "method": {"name": "pfedbayes", "steps": 3, "minibatch": 8, "draws": 2, "rate": 0.02},
         "model": {"widths": [4], "temperature": 2.5},
         "federation": {"device": "cpu", "threads": 1},
     }
-    return fl.Study.from_table(table, "table.toml", SETS)
+    return fl.Study.from_table(table, "table.toml", [*SETS, *sets])
 
 
 @pytest.fixture(scope="module", params=["table", "images"])
@@ -108,6 +118,39 @@ def test_probabilities_are_those_of_the_network_written_out(shipped: tuple[Train
     assert torch.equal(made.label, scores.argmax(-1))
 
 
+@pytest.mark.parametrize(
+    ("sets", "loss"),
+    [
+        (("model.dtype=float64",), bounds.SaturatingSquare(0.7)),
+        (("model.dtype=float64", "data.scale=pooled"), None),
+        (("model.likelihood=heteroscedastic", "method.name=bpfed"), bounds.ClippedSquare(2.0)),
+    ],
+    ids=["saturating", "pooled", "heteroscedastic"],
+)
+def test_of_numbers_the_certificate_s_loss_at_its_predictions_is_the_risk_of_the_line(
+    sets: tuple[str, ...], loss: bounds.BoundedLoss | None, tmp_path: Path
+) -> None:
+    fl.run(table_study(tmp_path, *NUMBERS, *sets), tmp_path / "run")
+    trained = fl.open_run(tmp_path / "run")
+    table = fl.certify(trained, fl.Request("one-draw", loss=loss), ship=tmp_path / "ship")
+    where, held = folders(trained), trained.bound_rows
+    assert held is not None and table.clients and where.keys() == {line.name for line in table.clients}
+    near = 1e-12 if trained.study.model.dtype == "float64" else 1e-5
+    for line in table.clients:
+        one, k = fl.load_network(where[line.name]), held.names.index(line.name)
+        x, y = held.x[k][held.mask[k]], held.y[k][held.mask[k]]
+        made = one.predict(x)
+        error = ((made.mean - y) / one.units.y_std).abs()
+        if isinstance(loss, bounds.ClippedSquare):
+            risk = error.square().clamp_max(2.0).mean()
+        else:
+            risk = (1.0 - torch.exp(-((error / (1.0 if loss is None else 0.7)) ** 2))).mean()
+        assert risk.item() == pytest.approx(line.risk, rel=near) and line.risk < line.bound
+        assert bool((made.lower < made.mean).all()) and bool((made.mean < made.upper).all())
+        torch.testing.assert_close(made.upper - made.lower, 2 * 1.959964 * made.std, rtol=1e-5, atol=0.0)
+        assert 500.0 < made.mean.mean() < 900.0 and bool((made.std > 1.0).all())  # of the data's own units
+
+
 def test_a_changed_byte_and_a_missing_file_are_refused(shipped: tuple[Trained, CertifiedRun]) -> None:
     folder = next(iter(folders(shipped[0]).values()))
     for file in (folder / "network.json", folder / "network.safetensors"):
@@ -164,9 +207,14 @@ def test_what_cannot_be_shipped_is_refused_before_a_bound_is_counted(
     functions = train(tiny("report.certify.scheme=split", "federation.rounds=1"))
     with pytest.raises(AssumptionError, match=r"a network of this library .*, and the model of .* is 'deep-kernel-gp'"):
         fl.certify(functions, "one-draw", ship=tmp_path / "ship")
-    numbers = train(tiny("method.name=pfedbayes", "report.certify.scheme=split", "federation.rounds=1"))
-    with pytest.raises(AssumptionError, match="predicts labels, and the targets of this run are numbers"):
-        fl.certify(numbers, "one-draw", ship=tmp_path / "ship")
+    refused = {
+        "data.transform=log1p": r"predicts transformed targets \(log1p\)",
+        "data.client_inputs=summaries": "summaries of the clients' training rows are inputs",
+    }
+    for setting, why in refused.items():
+        numbers = train(table_study(tmp_path, *NUMBERS, setting))
+        with pytest.raises(AssumptionError, match=why):
+            fl.certify(numbers, "one-draw", ship=tmp_path / "ship")
     labels = train(tiny_images(write_root(tmp_path / "root"), *SETS))
     monkeypatch.setattr(fl.BayesianMLP, "row_by_row", False)
     with pytest.raises(AssumptionError, match="normalises by rows of the training, which cannot be shipped"):
