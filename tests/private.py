@@ -52,9 +52,12 @@ class Free(Ledger):
     def kept(self, round: int) -> None:
         return None
 
+    def position(self, charge: Any) -> int:
+        return self.spent
+
     def invite(self, cohort: Any, halved: int = 0, undone: Any = ()) -> None:
         self.cohort = tuple(cohort)
 
-    def spend(self, charge: Any, round: int | None = None, mean: Any = None) -> int:
+    def spend(self, charge: Any, round: int | None = None, mean: Any = None, first: Any = None) -> int:
         self.spent += 1
         return self.spent - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 
@@ -36,6 +37,43 @@ def draw(seed: int | None, round: int, ids: Sequence[int], size: int | None) -> 
     if size is None or size >= len(ids):
         return torch.arange(len(ids))
     return torch.argsort(_keys(seed, round, ids), stable=True)[:size].sort().values
+
+
+def in_order(seed: int, position: int, ids: Sequence[int], size: int) -> Tensor:
+    """Take the next clients of an order of all, which begins anew where it ends.
+
+    The order is that of random keys from (seed, id), which need not be secret. Cohort p has its places from p c to
+    p c + c - 1, counted on from the beginning after the last.
+
+    Args:
+        seed: of the order.
+        position: p, how many cohorts came before.
+        ids: of all clients of the federation.
+        size: c.
+
+    Returns:
+        Sorted positions [size], int64, on the CPU.
+
+    Example:
+        >>> from pacbayes_fl.federation import cohort
+        >>> [cohort.in_order(1, p, [11, 12, 13, 14], 2).tolist() for p in range(3)]
+        [[0, 2], [1, 3], [0, 2]]
+    """
+    order = torch.argsort(_keys(seed, 0, ids), stable=True)
+    return order[(position * size + torch.arange(size)) % len(ids)].sort().values
+
+
+def order_name(seed: int, ids: Sequence[int]) -> str:
+    """Tell the order of `in_order` from that of other clients or of another seed.
+
+    Args:
+        seed: of the order.
+        ids: of all clients of the federation.
+
+    Returns:
+        A fingerprint, the same however the clients stand.
+    """
+    return hashlib.sha256(repr((seed, sorted(ids))).encode()).hexdigest()[:16]
 
 
 def draw_poisson(seed: int | None, round: int, ids: Sequence[int], share: float) -> Tensor:

@@ -21,12 +21,13 @@ from pacbayes_fl.federation import cohort, reduction
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.privacy import mechanisms
+from pacbayes_fl.privacy import correlated, kinds, mechanisms
 from pacbayes_fl.privacy.adaptive import AdaptiveClip
 from pacbayes_fl.privacy.charges import Charge
-from pacbayes_fl.privacy.ledger import Ledger, Release
+from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
 from pacbayes_fl.privacy.outside import Outside
+from pacbayes_fl.privacy.release_file import Release
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.tensors import AnyTree
 
@@ -48,6 +49,7 @@ class PrivateAggregator:
         empty: a payload of no clients, leaves [0, *] of the dtypes and on the device of the method's payloads.
         outside: makes the releases outside of rounds, which the same ledger pays for; None where there are none.
         adaptive: how the clip follows the clients' norms from that of the mechanism on; None where it stays.
+        order: seed of the public order of cohorts that are in order.
     """
 
     mechanism: Mechanism
@@ -57,6 +59,7 @@ class PrivateAggregator:
     empty: AnyTree
     outside: Outside | None = None
     adaptive: AdaptiveClip | None = None
+    order: int = 0
 
     @property
     def released(self) -> AnyTree:
@@ -121,8 +124,8 @@ class PrivateAggregator:
         """Draw the cohort of the next release.
 
         It depends on the number of the release and not on that of the round: a round that is repeated after a crash
-        draws anew, as its account takes it. Where the release of the round was paid for before the crash, it is used,
-        and those take part who did then.
+        draws anew, or goes on in the order of cohorts, as its account takes it. Where the release of the round was paid
+        for before the crash, it is used, and those take part who did then.
 
         Args:
             ids: of all clients.
@@ -142,7 +145,9 @@ class PrivateAggregator:
             return torch.tensor([k for k, client in enumerate(ids) if client in came], dtype=torch.int64)
         self.ledger.check_budget(self.charge, t)
         serial = len(self.ledger) + 1
-        if self.cohorts.kind == "poisson":
+        if self.cohorts.kind == "in-order":
+            drawn = cohort.in_order(self.order, self.ledger.position(self.charge), ids, int(self.cohorts.divisor))
+        elif self.cohorts.kind == "poisson":
             drawn = cohort.draw_poisson(self.seed, serial, ids, self.cohorts.share)
         else:
             drawn = cohort.draw(self.seed, serial, ids, int(self.cohorts.divisor))
@@ -248,9 +253,15 @@ class NoisySum:
             charge = aggregator.charge
             mechanism = self._mechanism if adaptive is None else adaptive.joint(self._mechanism)
             source = mechanisms.source(aggregator.seed, len(aggregator.ledger), mechanism, charge.coordinates)
-            mean = mechanisms.noisy_mean(self._sum, mechanism, aggregator.cohorts, source)
+            drawn, files = None, dict[str, bytes]()
+            if kinds.MECHANISMS[mechanism.kind].correlated:
+                fresh = mechanisms.noise(mechanism, charge.coordinates, source)
+                place, at = aggregator.ledger.path.parent, aggregator.ledger.position(charge)
+                cohorts, serial = aggregator.cohorts, len(aggregator.ledger)
+                drawn, files = correlated.draw(place, mechanism, cohorts, serial, at, fresh)
+            mean = mechanisms.noisy_mean(self._sum, mechanism, aggregator.cohorts, source, drawn=drawn)
             mean = tensors.tree_map(lambda leaf, like: leaf.to(like.dtype), mean, aggregator.released)
-            aggregator.ledger.spend(charge, self._round, tensors.leaves(mean))
+            aggregator.ledger.spend(charge, self._round, tensors.leaves(mean), first=files)
         if adaptive is not None:
             share = adaptive.share(mean["below"], self._mechanism)
             shown = {CLIP: self._mechanism.clip, BELOW: share}
@@ -345,4 +356,9 @@ def open_private(
         )
         hint = "privacy.cohort = 'poisson'; 'all', which gains nothing from chance; or federation.train = 'all'"
         raise PrivacyError(what, hint=hint)
-    return PrivateAggregator(mechanism, cohorts, ledger, seed, tensors.tree_map(lambda leaf: leaf[:0], payload))
+    empty = tensors.tree_map(lambda leaf: leaf[:0], payload)
+    if kinds.MECHANISMS[mechanism.kind].correlated:
+        correlated.check(cohorts)
+    if cohorts.kind == "in-order":
+        cohorts = replace(cohorts, order=cohort.order_name(plan.seed, batch.ids))
+    return PrivateAggregator(mechanism, cohorts, ledger, seed, empty, order=plan.seed)

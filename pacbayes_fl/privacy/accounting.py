@@ -56,7 +56,7 @@ def epsilon(charges: Sequence[Charge], delta: float, method: Method = "auto") ->
         >>> round(epsilon(rounds, 1e-3), 3)
         1.352
     """
-    _check(charges, delta, method)
+    charges = _check(charges, delta, method)
     if not charges:
         return 0.0
     pure = pure_epsilon(charges)
@@ -92,7 +92,7 @@ def delta(charges: Sequence[Charge], epsilon: float, method: Method = "auto") ->
     """
     if not epsilon >= 0:
         raise PrivacyError(f"epsilon must be at least 0, got {epsilon}")
-    _check(charges, 0.0, method)
+    charges = _check(charges, 0.0, method)
     if not charges:
         return 0.0
     total = pure_epsilon(charges)
@@ -230,7 +230,8 @@ def _least_noise(
         worst = cohorts.sensitivity * Charge(kind, 1.0, coordinates, cohorts).worst
         if worst == math.inf:
             raise PrivacyError("Gaussian noise has no pure epsilon", hint="give a delta, or use laplace or knorm")
-        step = (budget.epsilon - pure_epsilon(beside)) / rounds
+        shares = len(checked([Charge(kind, 1.0, coordinates, cohorts)] * rounds))
+        step = (budget.epsilon - pure_epsilon(beside)) / shares
         if not step > 0:
             raise PrivacyError(f"other releases take all of epsilon = {budget.epsilon:g}, and leave none for rounds")
         exact = worst / (step + math.log(math.exp(-step) - math.expm1(-step) / cohorts.share))
@@ -239,7 +240,7 @@ def _least_noise(
     @cache
     def excess(logarithm: float) -> float:
         charge = Charge(kind, math.exp(logarithm), coordinates, cohorts)
-        charges = [*beside, *[charge] * rounds]
+        charges = checked([*beside, *[charge] * rounds])
         return min(epsilon(charges, budget.delta, budget.method) / budget.epsilon - 1, _HOPELESS)
 
     low = high = math.log(cohorts.sensitivity * math.sqrt(rounds) / budget.epsilon)
@@ -257,15 +258,17 @@ def _least_noise(
     return math.exp(high)
 
 
-def _check(charges: Sequence[Charge], delta: float, method: str) -> None:
+def _check(charges: Sequence[Charge], delta: float, method: str) -> Sequence[Charge]:
     if method not in get_args(Method):
         raise PrivacyError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
     if not 0 <= delta < 1:
         raise PrivacyError(f"delta must be in [0, 1), got {delta}")
-    clients = max((charge.cohorts.clients for charge in checked(charges)), default=1)
+    charges = checked(charges)
+    clients = max((charge.cohorts.clients for charge in charges), default=1)
     if delta * clients >= 1:
         what = f"delta must be below 1 / N = {1 / clients:.3g}, got {delta:g}"
         raise PrivacyError(what, hint="with more, publishing one client at random would count as private")
+    return charges
 
 
 def _without_chance(

@@ -201,12 +201,11 @@ def check(mechanism: str) -> None:
         mechanism: a name of `kinds.MECHANISMS`.
 
     Raises:
-        PrivacyError: when it chooses, or its noise is one that a paper prints.
+        PrivacyError: when it chooses, its noise is one that a paper prints, or spans rounds.
     """
     kind = kinds.MECHANISMS[mechanism]
-    if kind.chooses or kind.claim is not None:
-        why = (
-            "chooses and sums no updates" if kind.chooses else "has the noise that a paper prints for a clip that stays"
-        )
+    if kind.chooses or kind.claim is not None or kind.correlated:
+        why = "chooses, and sums no updates" if kind.chooses else "has the noise that a paper prints for a fixed clip"
+        why = "correlates the noise of rounds of one clip" if kind.correlated else why
         what = f"[privacy] clip_quantile is not for {mechanism}, which {why}"
         raise PrivacyError(what, hint="leave clip_quantile out, or take privacy.mechanism = 'gaussian'")

@@ -20,7 +20,7 @@ from torch import Tensor
 from pacbayes_fl.errors import PrivacyError
 from pacbayes_fl.privacy import kinds, mechanisms
 from pacbayes_fl.privacy.accounting import epsilon
-from pacbayes_fl.privacy.charges import Charge, gaussian_epsilon
+from pacbayes_fl.privacy.charges import Charge, checked, gaussian_epsilon
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
 
 GAMES: Final = 20_000
@@ -83,6 +83,7 @@ def audit(
     Raises:
         PrivacyError: when there is nothing to audit, or too few games for any bound.
     """
+    charges = checked(charges)
     if not charges:
         raise PrivacyError("nothing was released that could be audited")
     if games < _LEAST:
@@ -166,7 +167,7 @@ def _ratio(x: Tensor, u: Tensor, v: Tensor, mechanism: Mechanism, share: float) 
     """Log density of x [S, D] where the client sends u with probability `share`, against v; of others u . x."""
     if mechanism.chooses:
         return _odds(x, u, share, mechanism) - _odds(x, v, share, mechanism)
-    powers = {"gaussian": (2, 2), "laplace": (1, 1), "paper_algorithm_3": (1, 1), "knorm": (2, 1)}
+    powers = {"gaussian": (2, 2), "dp-ftrl": (2, 2), "laplace": (1, 1), "paper_algorithm_3": (1, 1), "knorm": (2, 1)}
     if mechanism.kind not in powers:  # of a mechanism of one's own no density is known
         return (x * (u - v)).sum(1)
     order, power = powers[mechanism.kind]

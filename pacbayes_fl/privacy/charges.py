@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Final
 
 from pacbayes_fl.errors import PrivacyError
@@ -147,20 +148,34 @@ def zcdp(charges: Sequence[Charge]) -> float:
 
 
 def checked(charges: Sequence[Charge]) -> Sequence[Charge]:
-    """Check that charges hide the same change: the sum of others would hide neither.
+    """Check that charges hide the same change, and count of cohorts in order what one client may have taken part in.
+
+    n equal releases in a row whose cohorts of c follow an order of N clients meet any client at most ceil(n c / N)
+    times: client i is in release s where i + j N is in [s c, s c + c) for some j >= 0, so that j N < n c. Given the
+    releases before, one without a client does not depend on it, and costs it nothing (parallel composition). The result
+    is that many releases with everybody in each, of every such row by itself.
 
     Args:
-        charges: one a release.
+        charges: one a release, in the order in which they were made.
 
     Returns:
-        The charges.
+        The charges; those of cohorts in order as charges of cohorts that are known.
 
     Raises:
         PrivacyError: when they do not.
     """
     if len({charge.cohorts.neighbours for charge in charges}) > 1:
         raise PrivacyError("all releases must hide the same change, got add-or-remove beside replace")
-    return charges
+    if not any(charge.cohorts.kind == "in-order" for charge in charges):
+        return charges
+    result = list[Charge]()
+    for charge, row in groupby(charges):
+        count, cohorts = len([*row]), charge.cohorts
+        if cohorts.kind == "in-order":
+            charge = replace(charge, cohorts=replace(cohorts, kind="all"))
+            count = -(-count * int(cohorts.divisor) // cohorts.clients)
+        result += [charge] * count
+    return result
 
 
 def zcdp_epsilon(charges: Sequence[Charge], delta: float) -> float:

@@ -60,7 +60,8 @@ def replacement(charges: Sequence[Charge], at: float) -> Replacement:
     """
     if not 0 < at < 1:
         raise PrivacyError(f"a bound fails with a probability strictly between 0 and 1, got {at}")
-    if not checked(charges):
+    charges = checked(charges)
+    if not charges:
         return Replacement(0.0, 0.0)
     known = [replace(c, cohorts=replace(c.cohorts, kind="all", neighbours="replace")) for c in charges]
     result = [Replacement(pure_epsilon(known), 0.0)]
@@ -133,6 +134,7 @@ def statement(charges: Sequence[Charge], delta: float) -> Statement:
     Raises:
         PrivacyError: as `epsilon`.
     """
+    charges = checked(charges)
     known = math.fsum(charge.known for charge in charges)
     secret = any(charge.cohorts.share < 1 for charge in charges)
     return Statement(known, zcdp(charges), epsilon(charges, delta), delta, secret)

@@ -60,6 +60,7 @@ class MechanismKind:
         delta: whether a study takes a delta above 0 where it names none.
         claim: of noise that a paper prints: the epsilon of a study is what the paper claims, the scale follows from it
             and the rounds, and no multiplier is searched for; None where epsilon is a budget.
+        correlated: whether the noise of a round depends on that of rounds before, see `privacy.correlated`.
     """
 
     name: str
@@ -71,6 +72,7 @@ class MechanismKind:
     zcdp: Callable[[float], float] = _half_square
     delta: bool = False
     claim: Claim | None = None
+    correlated: bool = False
 
     @property
     def chooses(self) -> bool:
@@ -148,6 +150,15 @@ _BUILT_IN: Final[Mapping[str, MechanismKind]] = by_name(
         _normal,
         "gaussian",
         delta=True,
+    ),
+    MechanismKind(
+        "dp-ftrl",
+        "L2 clip, Gaussian noise that cancels in sums of rounds, cohorts in a known order: (epsilon, delta)-DP",
+        2,
+        _normal,
+        "gaussian",
+        delta=True,
+        correlated=True,
     ),
     MechanismKind(
         "laplace",

@@ -12,25 +12,24 @@ look like less. One process at a time may write; a run holds the lock of its fol
 
 from __future__ import annotations
 
-import hashlib
 import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from types import MappingProxyType
+from typing import Final
 
-import safetensors
-import safetensors.torch
-import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, PrivacyError, caller_stacklevel
 from pacbayes_fl.files import JsonMapping, checksum
+from pacbayes_fl.privacy import release_file
 from pacbayes_fl.privacy.accounting import Budget, epsilon, rounds_within
 from pacbayes_fl.privacy.charges import ROUND, Charge, charge_of
 from pacbayes_fl.privacy.guarantees import Statement, rounded, statement
+from pacbayes_fl.privacy.release_file import Release
 from pacbayes_fl.privacy.shared_ledger import Shared, SharedLedger
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.results.records import SIMULATED_EPSILON
@@ -43,33 +42,6 @@ OUTSIDE: Final = ("scaling", "start", "residuals")
 
 _AHEAD: Final = 1024
 Entries = list[tuple[Charge, int]]  # equal charges in a row with their number
-
-
-class Release(NamedTuple):
-    """The newest release of a run, as its folder keeps it for a round that a crash has cut short.
-
-    Args:
-        serial: its number, counted from 0.
-        round: that it is of.
-        charge: what it costs.
-        cohort: ids of the clients who took part.
-        mean: what was released, flat names with tensors [1, *].
-        halved: how often the learning rates had been halved when it was made.
-        undone: why earlier releases of the round were undone.
-        about: what else it is a function of, of a release outside of rounds: it stands for no other message.
-        uncounted: ids of the clients that were asked and whose answers are not in it; None where clients keep no states
-            of their own, as then nobody has to be told.
-    """
-
-    serial: int
-    round: int
-    charge: Charge
-    cohort: tuple[int, ...]
-    mean: Mapping[str, Tensor]
-    halved: int = 0
-    undone: tuple[str, ...] = ()
-    about: str = ""
-    uncounted: tuple[int, ...] | None = None
 
 
 class Ledger:
@@ -131,6 +103,18 @@ class Ledger:
         """One a release, in their order."""
         return tuple(charge for charge, count in self._entries for _ in range(count))
 
+    def position(self, charge: Charge) -> int:
+        """Count the releases in a row of one charge that the next one follows.
+
+        Args:
+            charge: of the next one.
+
+        Returns:
+            The number; 0 after another charge.
+        """
+        last, count = self._entries[-1] if self._entries else (None, 0)
+        return count if last == charge else 0
+
     def epsilon(self) -> float:
         """Epsilon spent so far, at the budget's delta and by its method."""
         return epsilon(self.charges, self.budget.delta, self.budget.method)
@@ -151,7 +135,7 @@ class Ledger:
         known = self._limit
         if known is None or known[0] != charge or (known[1] == len(self) and known[2]):
             others = [one for name, one in self._reserved.items() if name != charge.message]
-            more = rounds_within(charge, self.budget, [*self.charges, *others], self._ahead)
+            more = rounds_within(charge, self.budget, [*others, *self.charges], self._ahead)
             self._limit = known = charge, len(self) + more, more == self._ahead
         return known[1] - len(self)
 
@@ -274,7 +258,12 @@ class Ledger:
         self._seen = release.serial + 1
 
     def spend(
-        self, charge: Charge, round: int | None = None, mean: Mapping[str, Tensor] | None = None, about: str = ""
+        self,
+        charge: Charge,
+        round: int | None = None,
+        mean: Mapping[str, Tensor] | None = None,
+        about: str = "",
+        first: Mapping[str, bytes] = MappingProxyType({}),
     ) -> int:
         """Pay for one release: on return it is on disk.
 
@@ -284,6 +273,7 @@ class Ledger:
             mean: what is to be released, flat names with tensors [1, *], which nobody has seen yet: it is written in
                 one piece with its charge. None where it need not outlive a crash.
             about: of a release outside of rounds, what else it is a function of.
+            first: files that have to be on disk before the release is, by name.
 
         Returns:
             The serial number of the release, counted from 0: no two have the same, so noise may be drawn from it.
@@ -295,13 +285,13 @@ class Ledger:
         self.check_budget(charge, round)
         serial = len(self)
         entries, folder = _with(self._entries, charge), self.path.parent
-        release, files = None, {NAME: self._bytes(entries)}
+        release, files = None, {**first, NAME: self._bytes(entries)}
         if mean is not None and round is not None:
             release = Release(serial, round, charge, (), mean, about=about)
             if charge.message == ROUND:
                 release = release._replace(cohort=self._cohort, uncounted=self._uncounted)
                 release = release._replace(halved=self._halved, undone=self._undone)
-            files = {file_of(charge.message): _release_bytes(release), **files}
+            files = {**first, file_of(charge.message): release_file.to_bytes(release), **files}
         try:
             put(folder, files)
         except CheckpointError:
@@ -344,55 +334,12 @@ def _with(entries: Entries, charge: Charge) -> Entries:
     return [*entries[:-1], (charge, count + 1)] if last == charge else [*entries, (charge, 1)]
 
 
-def _release_bytes(release: Release) -> bytes:
-    head = {
-        "format_version": FORMAT_VERSION,
-        "serial": release.serial,
-        "round": release.round,
-        "cohort": list(release.cohort),
-        "halved": release.halved,
-        "undone": list(release.undone),
-        "about": release.about,
-        "uncounted": release.uncounted,
-        "charge": asdict(release.charge),
-    }
-    flat = {name: tensor.detach().cpu().contiguous() for name, tensor in release.mean.items()}
-    text = json.dumps(head, sort_keys=True)
-    about = json.dumps({"sha256": _sum(text, flat), "text": text})
-    data: bytes = safetensors.torch.save(flat, {"release": about})  # one entry: several have no order
-    return data
-
-
-def _sum(text: str, flat: Mapping[str, Tensor]) -> str:
-    """Hash what a release says of itself and its numbers."""
-    digest = hashlib.sha256(text.encode())
-    for name in sorted(flat):
-        tensor = flat[name]
-        digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
 def _read_release(path: Path, entries: Entries) -> Release | None:
     """Read the newest release; of one that is damaged only that it was paid for counts."""
     if not path.is_file():
         return None
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            about = json.loads(file.metadata()["release"])
-            flat = {name: file.get_tensor(name) for name in file.keys()}
-        if about["sha256"] != _sum(about["text"], flat):
-            raise ValueError("its checksum is of other bytes")
-        head = json.loads(about["text"])
-        if head["format_version"] != FORMAT_VERSION:
-            raise ValueError("it is of another version")
-        charge, _ = _entry({**head["charge"], "count": 1})
-        halved = int(head.get("halved", 0))  # the first releases did not say so
-        undone = tuple(map(str, head.get("undone", ())))
-        missed = head.get("uncounted")
-        uncounted = None if missed is None else tuple(map(int, missed))
-        drawn = int(head["serial"]), int(head["round"]), charge, tuple(head["cohort"]), flat
-        return Release(*drawn, halved, undone, str(head.get("about", "")), uncounted)
+        return release_file.read(path)
     except (*UNREADABLE, SafetensorError) as error:
         if not entries:
             raise _damaged(path) from error

@@ -25,7 +25,7 @@ from pacbayes_fl.privacy import kinds
 
 Tree = TypeVar("Tree")
 
-CohortKind = Literal["all", "poisson", "fixed"]
+CohortKind = Literal["all", "poisson", "fixed", "in-order"]
 Neighbours = Literal["add-or-remove", "replace"]
 
 _GRID: Final = 2.0**-20  # of the noise's scale: far below what the noise hides, far above a double's last bits
@@ -116,7 +116,9 @@ class Cohorts:
     "poisson": every client by itself with probability size / clients; "fixed": exactly `size` of all, drawn without
     replacement; "all": everybody, or anybody: nothing is gained from chance. Chance helps only while nobody who
     sees the releases knows who took part; where a server's log tells it, say "all" with the size of the cohort as the
-    `size`.
+    `size`. "in-order": the next `size` in a public order that never changes, so that a client takes part in at most
+    ceil(n size / clients) of any n rounds in a row, and at most in every floor(clients / size)-th. A round of n is then
+    no release of every client's, and n of them cost what ceil(n size / clients) cost (see `charges.checked`).
 
     "add-or-remove": one client sends zeros instead, which moves the sum by at most gamma. "replace": one client (or one
     of its rows) becomes any other, which moves it by at most 2 gamma. Fixed cohorts are accounted for "replace",
@@ -127,6 +129,7 @@ class Cohorts:
         size: of a cohort, expected or exact, and the fixed divisor of the sum; N when None.
         kind: how a cohort is drawn.
         neighbours: what the guarantee hides.
+        order: which order "in-order" cohorts follow: under another one, counting begins anew.
 
     Raises:
         PrivacyError: when the parts do not fit one another.
@@ -136,6 +139,7 @@ class Cohorts:
     size: float | None = None
     kind: CohortKind = "all"
     neighbours: Neighbours = "add-or-remove"
+    order: str = ""
 
     def __post_init__(self) -> None:
         """Refuse cohorts that cannot be drawn or accounted for."""
@@ -148,8 +152,8 @@ class Cohorts:
         if self.neighbours != wanted:
             what = f"{self.kind} cohorts have an account only for neighbours = {wanted!r}, got {self.neighbours!r}"
             raise PrivacyError(what, hint="kind = 'all' goes with both")
-        if self.kind == "fixed" and self.divisor != int(self.divisor):
-            raise PrivacyError(f"size of a fixed cohort must be a whole number, got {self.size}")
+        if self.kind in ("fixed", "in-order") and self.divisor != int(self.divisor):
+            raise PrivacyError(f"size of a cohort that is {self.kind} must be a whole number, got {self.size}")
 
     @property
     def divisor(self) -> float:
@@ -159,12 +163,17 @@ class Cohorts:
     @property
     def most(self) -> float:
         """How many clients a round may have before its account is wrong."""
-        return self.divisor if self.kind == "fixed" else float(self.clients)
+        return self.divisor if self.kind in ("fixed", "in-order") else float(self.clients)
 
     @property
     def share(self) -> float:
         """Probability that a client takes part, where chance counts."""
-        return 1.0 if self.kind == "all" else self.divisor / self.clients
+        return 1.0 if self.kind in ("all", "in-order") else self.divisor / self.clients
+
+    @property
+    def separation(self) -> int:
+        """Of how many rounds in a row a client takes part in one at most."""
+        return int(self.clients // self.divisor) if self.kind == "in-order" else 1
 
     @property
     def sensitivity(self) -> float:
@@ -273,7 +282,12 @@ def noise(mechanism: Mechanism, coordinates: int, generator: torch.Generator | N
 
 
 def noisy_mean(
-    clipped: Tree, mechanism: Mechanism, cohorts: Cohorts, generator: torch.Generator | None, draws: int = 1
+    clipped: Tree,
+    mechanism: Mechanism,
+    cohorts: Cohorts,
+    generator: torch.Generator | None,
+    draws: int = 1,
+    drawn: Tensor | None = None,
 ) -> Tree:
     """Add noise to the sum of clipped messages and divide by the fixed divisor.
 
@@ -287,17 +301,19 @@ def noisy_mean(
         cohorts: gives the divisor.
         generator: on the CPU, or None for the operating system's randomness.
         draws: S independent releases of one sum, for audits.
+        drawn: the noise [S, D] in the place of the mechanism's own.
 
     Returns:
         Float64 leaves [S, *].
     """
     flat = tensors.leaves(clipped)
     sizes = [math.prod(leaf.shape[1:]) for leaf in flat.values()]
-    drawn = iter(noise(mechanism, sum(sizes), generator, draws).split(sizes, 1))
+    every = noise(mechanism, sum(sizes), generator, draws) if drawn is None else drawn
+    parts = iter(every.split(sizes, 1))
     grid = _GRID * 2.0 ** math.floor(math.log2(mechanism.scale))
 
     def add(leaf: Tensor) -> Tensor:
-        noisy: Tensor = leaf.sum(0) + next(drawn).reshape(draws, *leaf.shape[1:]).to(leaf.device)
+        noisy: Tensor = leaf.sum(0) + next(parts).reshape(draws, *leaf.shape[1:]).to(leaf.device)
         if mechanism.chooses:
             return torch.nn.functional.one_hot(noisy.argmin(-1), noisy.shape[-1]).double()
         return (noisy / grid).round() * (grid / cohorts.divisor)

@@ -42,6 +42,8 @@ def charge(kind: str, budget: Budget, share: float, rounds: Cohorts, message: st
     """
     if kinds.MECHANISMS[kind].chooses:
         kind = "laplace"  # a mean cannot be chosen; pure epsilon, too
+    if kinds.MECHANISMS[kind].correlated:
+        kind = "gaussian"  # of one release, the same
     if kinds.MECHANISMS[kind].claim is not None:
         what = f"the budget of {kind} pays for rounds alone, and not for a message on {message}"
         raise PrivacyError(what, hint="privacy.mechanism = 'gaussian'; or train without that message")

@@ -38,7 +38,7 @@ def listing(what: str) -> list[tuple[str, str]]:
     Example:
         >>> from pacbayes_fl.study.listing import listing
         >>> dict(listing("mechanisms")).keys()
-        dict_keys(['gaussian', 'laplace', 'knorm', 'exponential', 'paper_algorithm_3'])
+        dict_keys(['gaussian', 'dp-ftrl', 'laplace', 'knorm', 'exponential', 'paper_algorithm_3'])
     """
     if what == "methods":
         return [*METHODS.titles().items(), *plugins.METHODS.listing()]

@@ -356,7 +356,8 @@ class PrivacyPart:
         clip_noise: of that: scale of the noise on b. None is .05, or more where the count would take more than a tenth
             of the budget.
         cohort: how the `federation.cohort` clients of a round are drawn; None is "poisson" where that is given (for
-            "paper_algorithm_3" "fixed") and "all" otherwise.
+            "paper_algorithm_3" "fixed", for "dp-ftrl" "in-order") and "all" otherwise. "in-order" takes clients in
+            turn, in an order that need not be secret: each pays for the rounds in which it took part.
         neighbours: what the guarantee hides; None is "replace" where a cohort has a fixed size below N and for
             "paper_algorithm_3", and "add-or-remove", for a client that sends zeros instead, otherwise.
         multiplier: the noise's scale per clip, on the sum of a cohort; None takes the least that lasts for all rounds.

@@ -22,7 +22,7 @@ from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.posteriors import private_residuals
-from pacbayes_fl.privacy import guarantees, kinds, outside
+from pacbayes_fl.privacy import correlated, guarantees, kinds, outside
 from pacbayes_fl.privacy.accounting import Budget, noise_multiplier
 from pacbayes_fl.privacy.adaptive import AdaptiveClip
 from pacbayes_fl.privacy.charges import ROUND, Charge
@@ -120,6 +120,9 @@ def open_private(
         return None
     remembers = plan.train == "cohort" and private.keeps_state(method, state.server, clients)
     cohorts = _cohorts(part, study.federation.cohort, clients.clients, remembers)
+    if cohorts.kind == "in-order" and part.ledger is not None:
+        what = "cohorts in order are accounted for in a row, and a shared ledger adds up releases of several runs"
+        raise PrivacyError(what, hint="privacy.cohort = 'poisson' or 'all'; or privacy.ledger = 'none'")
     delta, simulated = _delta(part, clients.clients), part.randomness == "simulation"
     paper, rounds = kinds.MECHANISMS[part.mechanism].claim is not None, max(1, plan.rounds)
     limit = sys.float_info.max if paper else part.epsilon  # that one stops after its rounds, whatever they have cost
@@ -199,6 +202,7 @@ def _cohorts(part: PrivacyPart, size: int | None, clients: int, remembers: bool)
     """Choose cohorts whose account holds; where clients remember who was drawn, that of a fixed size gains nothing."""
     paper = kinds.MECHANISMS[part.mechanism].claim is not None
     usual: CohortKind = "poisson" if not paper else "all" if remembers else "fixed"
+    usual = "in-order" if kinds.MECHANISMS[part.mechanism].correlated else usual
     kind: CohortKind = part.cohort or ("all" if size is None else usual)
     if kind != "all" and size is None:
         raise PrivacyError(f"[privacy] cohort = {kind!r} needs the size of a cohort", hint="give federation.cohort")
@@ -361,6 +365,10 @@ def _noise(part: PrivacyPart, mechanism: Mechanism, cohorts: Cohorts, used: Sequ
     rules = [_adaptive(part, one, cohorts) for one in each]
     noise = [one.multiplier if rule is None else rule.multiplier(one) for one, rule in zip(each, rules, strict=True)]
     said = f"{' and '.join(f'{one:.4g}' for one in noise)} times the clip"
+    if kinds.MECHANISMS[mechanism.kind].correlated:
+        norm, wide = correlated.sensitivity(cohorts), cohorts.separation
+        said = f"{' and '.join(f'{norm * one:.4g}' for one in noise)} times the clip {mechanism.clip:g}"
+        return f"{said}, which cancels over {wide} rounds,"
     if rules[0] is None:
         return f"{said} {mechanism.clip:g}"
     counts = [rule.count_noise(one) for one, rule in zip(each, rules, strict=True) if rule is not None]
@@ -403,6 +411,9 @@ def _drawn(cohorts: Cohorts) -> str:
     everybody = f"{cohorts.clients} clients"
     if cohorts.kind == "all":
         return everybody if cohorts.divisor == cohorts.clients else f"{cohorts.divisor:g} of {everybody}"
+    if cohorts.kind == "in-order":
+        order = f"in an order that anybody may know, each in at most one of {cohorts.separation} rounds in a row"
+        return f"{cohorts.divisor:g} of {everybody} {order}"
     hidden = "whom nobody may know"
     if cohorts.kind == "fixed":
         return f"{cohorts.divisor:g} of {everybody}, drawn anew in every round, {hidden}"

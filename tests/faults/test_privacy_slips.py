@@ -119,6 +119,7 @@ def test_an_empty_privacy_table_is_refused_and_one_that_says_none_is_remarked(tm
 PLACES: tuple[tuple[Any, str, str], ...] = (  # what a private round calls, in its order, and of which file
     (mechanisms, "noise", ""),
     (ledger, "put", ""),
+    (manifest, "write_atomic", "noise.safetensors"),
     (manifest, "write_atomic", "release.safetensors"),
     (manifest, "write_atomic", "privacy.json"),
     (PacPFL, "server", ""),
@@ -152,7 +153,9 @@ def killed(folder: Path, at: int, wanted: str, *sets: str) -> list[tuple[str, bo
     """
     told = []
     for place, after in itertools.product(PLACES, (False, True)):
-        if wanted not in ("all", f"{place[1]} {after}"):
+        if wanted not in ("all", f"{place[1]} {after}") or (
+            place[2] == "noise.safetensors" and "dp-ftrl" not in str(sets)
+        ):
             continue
         status = child(partial(life, folder, tiny(*sets), place, at, after))
         assert os.WTERMSIG(status) == signal.SIGKILL, f"not killed at {place[1]}, after: {after}"
@@ -163,14 +166,15 @@ def killed(folder: Path, at: int, wanted: str, *sets: str) -> list[tuple[str, bo
     return told
 
 
+@pytest.mark.parametrize("mechanism", ["laplace", "dp-ftrl"])
 @fork
-def test_a_run_that_is_killed_anywhere_buys_all_its_rounds(tmp_path: Path) -> None:
+def test_a_run_that_is_killed_anywhere_buys_all_its_rounds(tmp_path: Path, mechanism: str) -> None:
     """One run, killed at every place of a round in turn; its budget is for its rounds and no more."""
     whole, folder = tmp_path / "whole", tmp_path / "run"
     sets = ("privacy.epsilon_if_noise_were_secret=10", "federation.cohort=2", "federation.rounds=30")
-    sets += ("federation.checkpoint_every=50", "report.evaluate_every=30", "privacy.mechanism=laplace")
+    sets += ("federation.checkpoint_every=50", "report.evaluate_every=30", f"privacy.mechanism={mechanism}")
     lives = killed(folder, 2, "all", *sets)
-    assert len(lives) == 16
+    assert len(lives) == 16 + 2 * (mechanism == "dp-ftrl")
     before = 0
     for name, after, round, released, counted in lives:
         assert round == released >= before, "a state is never older than it was"
@@ -180,7 +184,8 @@ def test_a_run_that_is_killed_anywhere_buys_all_its_rounds(tmp_path: Path) -> No
     run.run(tiny(*sets), folder, resume=True)
     run.run(tiny(*sets), whole)
     assert_same_results(folder, whole)
-    for file in ("privacy.json", "rounds.jsonl", "release.safetensors"):
+    files = ("privacy.json", "rounds.jsonl", "release.safetensors", *["noise.safetensors"] * (mechanism == "dp-ftrl"))
+    for file in files:
         assert (folder / file).read_bytes() == (whole / file).read_bytes(), file
 
 

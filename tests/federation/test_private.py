@@ -25,10 +25,10 @@ from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.point import LinearPoint
-from pacbayes_fl.privacy import ledger, mechanisms
+from pacbayes_fl.privacy import correlated, ledger, mechanisms
 from pacbayes_fl.privacy.accounting import Budget, epsilon
 from pacbayes_fl.privacy.adaptive import AdaptiveClip
-from pacbayes_fl.privacy.charges import Charge
+from pacbayes_fl.privacy.charges import Charge, checked
 from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
 from pacbayes_fl.results.rounds import RoundRecord
@@ -223,6 +223,65 @@ def test_a_clip_that_adapts_is_charged_for_one_more_number_and_one_that_stays_te
     assert not {"clip", "below_clip"} & record.values.keys() and state.watch.clip is None
     ((record, _),) = play(batch, following)
     assert record.values["clip"] == 1.0
+
+
+# cohorts in a known order -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "dp-ftrl"])
+def test_cohorts_in_order_take_turns_and_pay_for_their_own_rounds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    silence(monkeypatch)
+    batch, cohorts = rows(torch.eye(6, dtype=torch.float64)), Cohorts(6, 2.0, "in-order")
+    mechanism, seen = Mechanism(kind, 1.0, 1.0), torch.zeros(6)
+    opened = open_private(Sends(6), batch, PLAN, tmp_path, mechanism, cohorts, None, Budget(1e9, 1e-3))
+    for p, (record, state) in enumerate(play(batch, opened, 7)):
+        came = cohort.in_order(PLAN.seed, p, batch.ids, 2)
+        here = torch.zeros(6, dtype=torch.float64).index_fill(0, came, 1.0)
+        torch.testing.assert_close(state.server.value, here / 2, rtol=0, atol=1e-6)
+        seen += here
+        assert state.clients.seen.tolist() == seen.tolist() and record.clients == 2
+    assert seen.min() == 2 and seen.max() == 3
+    known = Charge(kind, 1.0, 6, Cohorts(6, 2.0))
+    assert opened.ledger.epsilon() == epsilon([known] * 3, 1e-3)
+
+
+@pytest.mark.parametrize("seed", [5, None])
+def test_noise_cancels_over_the_rounds_of_a_run(tmp_path: Path, seed: int | None) -> None:
+    """Releases through the engine: what is left of C (release - clipped sum) is white, and of its true scale."""
+    batch, cohorts = drawn(4, 4000), Cohorts(4, 1, "in-order")
+    mechanism = Mechanism("dp-ftrl", 1.0, 2.0)
+    opened = open_private(Sends(4000), batch, PLAN, tmp_path, mechanism, cohorts, seed, ANY)
+    x = batch.x[:, 0] / torch.linalg.vector_norm(batch.x[:, 0], dim=1, keepdim=True)
+    noise = []
+    for p, (_, state) in enumerate(play(batch, opened, 9)):
+        noise.append(state.server.value - x[cohort.in_order(PLAN.seed, p, batch.ids, 1)].sum(0))
+    c = correlated.band(4)
+    for i in range(9):
+        white = sum(c[k] * noise[i - k] for k in range(min(4, i + 1))) / (2.0 * c.norm())
+        assert stats.kstest(white.numpy(), "norm").pvalue > 1e-7
+        assert stats.kstest(1.3 * white.numpy(), "norm").pvalue < 1e-7, "the test would see less noise"
+    neighbours = torch.corrcoef(torch.stack(noise))[1:, :-1].diagonal()
+    assert (neighbours < -0.2).all(), "noise that is not correlated"
+
+
+def test_other_clients_begin_another_row(tmp_path: Path) -> None:
+    """One leaves and another comes: whoever stays may come again too early, so that counting begins anew."""
+    batch, cohorts = drawn(4, 3), Cohorts(4, 2, "in-order")
+    mechanism = Mechanism("dp-ftrl", 1.0, 2.0)
+
+    def opened(batch: ClientBatch) -> PrivateAggregator:
+        return open_private(Sends(3), batch, PLAN, tmp_path, mechanism, cohorts, 5, ANY)
+
+    played = play(batch, opened(batch), 3)
+    other = replace(batch, ids=(*batch.ids[:3], 10**6))
+    aggregator = opened(other)
+    assert aggregator.ledger.position(aggregator.charge) == 0
+    state = played[-1][1]._replace(round=0)
+    list(engine.rounds(Sends(3), other, PLAN, state, aggregator))
+    assert len(checked(aggregator.ledger.charges)) == 3, "two of the first row, and one more"
+    assert opened(other).ledger.position(aggregator.charge) == 1
 
 
 # who takes part -------------------------------------------------------------------------------------------------
@@ -568,8 +627,8 @@ def test_no_crash_forgets_that_rates_were_halved_and_buys_an_undone_round_again(
     paid = len(Ledger(tmp_path / "whole", Budget(1e9, 1e-5)))
     assert paid == 5, "each of which is cut short behind"
 
-    def crash(self: Ledger, *args: Any) -> int:
-        if spend(self, *args) + 1 == at:
+    def crash(self: Ledger, *args: Any, **named: Any) -> int:
+        if spend(self, *args, **named) + 1 == at:
             raise Crash
         return len(self) - 1
 

@@ -81,10 +81,10 @@ def test_a_record_is_all_that_a_mechanism_needs(tripled: MechanismKind, tmp_path
 
 
 def test_a_mechanism_without_a_record_is_named() -> None:
-    text = "kind must be one of gaussian, laplace, knorm, exponential, paper_algorithm_3, got 'tripled'"
+    text = "kind must be one of gaussian, dp-ftrl, laplace, knorm, exponential, paper_algorithm_3, got 'tripled'"
     with pytest.raises(PrivacyError, match=text):
         Mechanism("tripled", 1.0, 1.0)
-    known = "'gaussian', 'laplace', 'knorm', 'exponential', 'paper_algorithm_3', got 'tripled'"
+    known = "'gaussian', 'dp-ftrl', 'laplace', 'knorm', 'exponential', 'paper_algorithm_3', got 'tripled'"
     with pytest.raises(PrivacyError, match=rf"\[privacy\] mechanism must be one of {known}"):
         Study.from_table({"privacy": {"epsilon": 1.0, "mechanism": "tripled"}})
 
@@ -104,8 +104,11 @@ def test_a_record_with_a_claim_has_the_noise_that_is_claimed(monkeypatch: pytest
 
 def test_who_has_a_pure_epsilon_says_how_it_grows() -> None:
     pure = {name: Charge(name, 2.0, 16, Cohorts(10)).pure for name in MECHANISMS}
-    assert pure == {"gaussian": math.inf, "laplace": 0.5, "knorm": 0.5, "exponential": 0.5, "paper_algorithm_3": 2.0}
+    assert pure == {
+        **{"gaussian": math.inf, "dp-ftrl": math.inf, "laplace": 0.5},
+        **{"knorm": 0.5, "exponential": 0.5, "paper_algorithm_3": 2.0},
+    }
     assert {name: kind.norm for name, kind in MECHANISMS.items()} == {
-        **{"gaussian": 2, "laplace": 1, "knorm": 2, "exponential": "range", "paper_algorithm_3": 2}
+        **{"gaussian": 2, "dp-ftrl": 2, "laplace": 1, "knorm": 2, "exponential": "range", "paper_algorithm_3": 2}
     }
     assert all(kind.name == name and kind.title for name, kind in MECHANISMS.items())

@@ -205,7 +205,7 @@ def test_one_serial_number_gives_one_noise_and_another_gives_another() -> None:
     [
         (
             {"kind": "cauchy"},
-            "kind must be one of gaussian, laplace, knorm, exponential, paper_algorithm_3, got 'cauchy'",
+            "kind must be one of gaussian, dp-ftrl, laplace, knorm, exponential, paper_algorithm_3, got 'cauchy'",
         ),
         ({"clip": 0.0}, "clip must be positive and finite, got 0.0"),
         ({"multiplier": math.nan}, "multiplier must be positive and finite, got nan"),

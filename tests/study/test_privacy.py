@@ -81,6 +81,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 FOLLOWING = ("privacy.clip_quantile=0.4", "privacy.clip=0.1", "privacy.mechanism=knorm")
 
 
+CORRELATED = ("privacy.mechanism=dp-ftrl", "federation.cohort=2")
+
+
 class Undisturbed(NamedTuple):
     """A simulation that nobody disturbed, to be read, and its options."""
 
@@ -88,7 +91,7 @@ class Undisturbed(NamedTuple):
     sets: tuple[str, ...]
 
 
-@pytest.fixture(scope="module", params=[(), FOLLOWING], ids=["", "following"])
+@pytest.fixture(scope="module", params=[(), FOLLOWING, CORRELATED], ids=["", "following", "dp-ftrl"])
 def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
     run(folder, SEEDED, *request.param)
@@ -239,6 +242,8 @@ def test_the_guarantee_depends_on_what_was_asked_for(tmp_path: Path) -> None:
         (["federation.cohort=2", "privacy.cohort=fixed"], "fixed", "replace", 2),
         (["federation.cohort=2", "privacy.cohort=all"], "all", "replace", 2),
         (["federation.cohort=4", "privacy.cohort=all"], "all", "add-or-remove", 4),
+        (["federation.cohort=2", "privacy.cohort=in-order"], "in-order", "add-or-remove", 2),
+        (["federation.cohort=2", "privacy.mechanism=dp-ftrl"], "in-order", "add-or-remove", 2),
         (["privacy.neighbours=replace"], "all", "replace", 4),
         (["privacy.mechanism=paper_algorithm_3"], "all", "replace", 4),
         (["privacy.mechanism=paper_algorithm_3", "federation.cohort=2"], "fixed", "replace", 2),
@@ -309,6 +314,19 @@ def test_a_count_that_would_cost_more_than_the_budget_is_refused_before_anything
     assert not (tmp_path / "run").exists()
 
 
+def test_cohorts_in_order_pay_for_the_rounds_that_a_client_takes_part_in(tmp_path: Path) -> None:
+    """Twelve rounds of half of the clients cost what six of all of them do, and labels say so."""
+    about = said(run(tmp_path, ON, "privacy.mechanism=dp-ftrl", "federation.cohort=2"))
+    multiplier = about["multiplier"]
+    least = noise_multiplier("gaussian", Budget(10.0, 0.025), ROUNDS // 2, Cohorts(4))
+    charges = [Charge("gaussian", multiplier, COORDINATES, Cohorts(4))] * (ROUNDS // 2)
+    assert multiplier == pytest.approx(least, rel=1e-3) and about["releases"] == releases(tmp_path) == ROUNDS
+    assert about["epsilon"] == epsilon(charges, 0.025) <= 10 and about["rho"] == zcdp(charges)
+    noise = f"dp-ftrl noise of {math.hypot(1, 0.5) * multiplier:.4g} times the clip 1, which cancels over 2 rounds,"
+    order = "on the sum of 2 of 4 clients in an order that anybody may know, each in at most one of 2 rounds in a row"
+    assert noise in about["statement"] and order in about["statement"]
+
+
 # what is learned ------------------------------------------------------------------------------------------------
 
 
@@ -351,6 +369,10 @@ def test_every_kind_of_method_runs_privately(tmp_path: Path, name: str) -> None:
         (["privacy.cohort=poisson"], r"cohort = 'poisson' needs the size of a cohort \(give federation.cohort\)"),
         (["federation.cohort=2", "privacy.cohort=poisson", "privacy.neighbours=replace"], "poisson cohorts have an"),
         ([*quick("pfedbayes"), "federation.cohort=2", "privacy.cohort=fixed"], "remember who was drawn"),
+        (["privacy.mechanism=dp-ftrl"], "dp-ftrl correlates the noise of rounds in which no client takes part twice"),
+        (["privacy.mechanism=dp-ftrl", "federation.cohort=3"], "dp-ftrl correlates the noise"),
+        (["privacy.mechanism=dp-ftrl", "federation.cohort=2", "privacy.cohort=poisson"], "dp-ftrl correlates"),
+        (["federation.cohort=2", "privacy.cohort=in-order", "privacy.ledger=a.json"], "accounted for in a row"),
         (["report.certify.scheme=folds", "report.certify.folds=2"], "trains several times"),
         (["method.name=fedavg"], "weighting = 'rows' needs"),
         (["method.name=cfedbayes"], "start = 'uploads' groups"),
@@ -397,6 +419,7 @@ def test_a_private_run_needs_a_folder_for_its_ledger() -> None:
         ({"clip_rate": 0.3}, r"clip_rate is of a clip that follows a quantile.*\(give clip_quantile, or leave"),
         ({"clip_noise": 0.3}, "clip_noise is of a clip that follows a quantile"),
         ({"clip_quantile": 0.5, "mechanism": "exponential"}, "clip_quantile is not for exponential, which chooses"),
+        ({"clip_quantile": 0.5, "mechanism": "dp-ftrl"}, "clip_quantile is not for dp-ftrl, which correlates"),
         ({"clip_quantile": 0.5, "mechanism": "paper_algorithm_3"}, "clip_quantile is not for paper_algorithm_3"),
     ],
     ids=str,

@@ -29,6 +29,7 @@ SMALL = ["federation.rounds=3", "method.particles=2", "federation.device=cpu", "
 SHARED = 'deploy.share=["rows","metrics"]'
 PRIVATE = ["privacy.epsilon=1e3", "privacy.clip=10", "privacy.randomness=simulation", "privacy.delta=1e-3"]
 FOLLOWING = [*PRIVATE, "privacy.clip_quantile=0.4"]
+CORRELATED = [*PRIVATE, "privacy.mechanism=dp-ftrl", "federation.cohort=3"]
 NAMES = load(Study.from_toml("polynomial", SMALL)).groups["existing"].train.names
 
 
@@ -56,7 +57,9 @@ def server_of(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "more", [[], ["federation.cohort=3"], PRIVATE, FOLLOWING], ids=["all", "cohort", "private", "following"]
+    "more",
+    [[], ["federation.cohort=3"], PRIVATE, FOLLOWING, CORRELATED],
+    ids=["all", "cohort", "private", "following", "dp-ftrl"],
 )
 def test_a_study_over_nodes_is_that_on_one_machine(more: list[str], tmp_path: Path) -> None:
     study = study_of(*more)
@@ -131,10 +134,10 @@ def test_who_trained_for_a_release_that_never_was_goes_back_where_others_are_dra
     first, second, third = (torch.arange(*ends) for ends in ((0, 16), (4, 12), (0, 20)))
     servers = list[dict[str, Any]]()
 
-    def dying(ledger: Ledger, charge: Any, round: int | None = None, *more: Any) -> int:
+    def dying(ledger: Ledger, charge: Any, round: int | None = None, *more: Any, **named: Any) -> int:
         if round == 2:
             raise KeyboardInterrupt
-        return paid(ledger, charge, round, *more)
+        return paid(ledger, charge, round, *more, **named)
 
     for name, rounds in {"whole": (first, second, third), "cut": (first, torch.arange(8, 20), second, third)}.items():
         drawn, nodes = iter(rounds), nodes_of(study)
