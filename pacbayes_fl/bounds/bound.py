@@ -123,6 +123,7 @@ class Bound:
         equal_beta: whether all clients must have the same beta.
         as_printed: whether it stands as a paper prints it, and not always holds: then its certificates say so.
         example: further arguments with which the laws call it.
+        unmeasured: why `certify` does not make it of a run, of a bound that needs what no run has.
     """
 
     name: str = _UNSTATED
@@ -139,6 +140,7 @@ class Bound:
     equal_beta: bool = False
     as_printed: bool = False
     example: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    unmeasured: str = ""
 
     def __post_init__(self) -> None:
         """Check that the record is complete and fits its function."""

@@ -39,6 +39,11 @@ def recursive(
     within one of them three. (Split-kl of Wu and Seldin 2022, for discrete variables: Wu, Zhang, Cherief-Abdellatif and
     Seldin 2024, Recursive PAC-Bayes: a frequentist approach to sequential prior updates with no information loss.)
 
+    When a step gains: B_t is linear in gamma_t, so that no gamma is better than the better one of 0, where it is k_2,
+    Seeger's bound of Q_t alone with 3 T in the place of 1, and 1, where it is B_{t-1} + k_3 - (1 - k_1). As k_3 >= 1 -
+    e^-nu, nu the nats over n_t, and 1 - k_1 <= s, the share of pairs that h has right and h_i' wrong, a step is below
+    both B_{t-1} and k_2 only where s > 1 - e^-nu: where Q_t corrects more of the errors of Q_{t-1} than nu.
+
     Args:
         risk: empirical risk of Q_1 on all rows [] or [K].
         shares: of hypotheses h ~ Q_t and rows i with F >= 0, 1 - gamma, 1, for t = 2 to T [T - 1, 3] or [K, T - 1, 3]:
@@ -102,4 +107,6 @@ RECURSIVE = Bound(
     needs=("risk", "shares", "gammas", "kls", "counts"),
     poolable=False,
     world="chains",
+    unmeasured="it is below 'seeger' only where a posterior corrects more errors of its prior than nu = nats / n of all"
+    " rows, which clients of a run do not have; of a chain of your own: bounds.recursive in Python",
 )

@@ -57,12 +57,12 @@ class Request:
     def __post_init__(self) -> None:
         """Check the request."""
         known = [each.name for each in bounds.BOUNDS.values() if each.certifiable]
-        if isinstance(self.bound, str) and self.bound not in known and self.bound not in OWN_BOUNDS:
+        if isinstance(self.bound, str) and self.bound not in (*bounds.BOUNDS, *OWN_BOUNDS):
             raise AssumptionError(f"bound must be one of {', '.join(known)}, got {self.bound!r}")
         bound = self.record
         if not bound.certifiable:
-            needs = ", ".join(bound.needs)
-            raise AssumptionError(f"the bound {bound.name!r} needs {needs}, which no run has all of")
+            what = f"the bound {bound.name!r} needs {', '.join(bound.needs)}, which no run has all of"
+            raise AssumptionError(what, hint=bound.unmeasured or f"one of {', '.join(known)}")
         if self.draws < 1 or not 0 < self.draws_delta < 1:
             raise AssumptionError("draws must be at least 1, and draws_delta strictly between 0 and 1")
         if self.posterior not in get_args(Which):

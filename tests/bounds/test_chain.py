@@ -85,6 +85,28 @@ def test_rows_that_made_the_prior_are_not_lost() -> None:
     assert 0.2 < both < 0.27 < 0.3 < split
 
 
+def test_a_step_gains_only_where_more_errors_are_corrected_than_the_nats_over_the_rows() -> None:
+    """Random pairs of errors: of those that gain all obey the claim, and some gain, so that it is no empty one."""
+    generator = torch.Generator().manual_seed(4)
+    cells = torch._sample_dirichlet(torch.tensor([4.0, 0.3, 1.0, 0.5]).double().expand(4000, 4), generator)
+    both, broken, corrected = cells[:, 1], cells[:, 2] * cells[:, 1], cells[:, 2]
+    kls = torch.stack((torch.zeros(4000).double(), 5.0 * torch.rand(4000, generator=generator).double()), 1)
+    n = (10.0 ** (1 + 4 * torch.rand(4000, generator=generator).double())).round()
+    counts, shares = torch.stack((40.0 * n, n), 1), torch.stack((1 - corrected, both + broken, broken), 1).unsqueeze(1)
+
+    def at(gamma: float) -> torch.Tensor:
+        given = torch.full((4000, 1), gamma).double()
+        return bounds.recursive(both + corrected, shares, given, kls, counts, DELTA, FINE).value
+
+    ends = torch.minimum(at(0.0), at(1.0))
+    assert all(bool((at(gamma) >= ends - 1e-9).all()) for gamma in (0.2, 0.5, 0.9))
+    before = bounds.seeger(both + corrected, 0.0, 40.0 * n, DELTA / 2, FINE).value
+    alone = bounds.seeger(both + broken, kls[:, 1], n, DELTA, FINE).value
+    gained = at(1.0) < torch.minimum(before, alone) - 1e-9
+    nats = (kls[:, 1] + log_moment(n) + math.log(6 / DELTA)) / n
+    assert 0 < int(gained.sum()) < 3000 and bool((corrected > 1 - torch.exp(-nats))[gained].all())
+
+
 def test_chains_that_do_not_fit_are_refused() -> None:
     shares, gammas, kls, counts = torch.full((1, 3), 0.5), numbers(0.5), numbers(1.0, 1.0), numbers(50, 20)
     with pytest.raises(ShapeError, match=r"a chain of T posteriors has .*, got kls \[2\], counts \[1\]"):

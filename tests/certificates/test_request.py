@@ -14,6 +14,7 @@ from pacbayes_fl.errors import AssumptionError
     ("bound", "more", "words"),
     [
         ("segger", {}, "bound must be one of seeger"),
+        ("recursive", {}, "needs risk, shares, .*, which no run has all of.*corrects more errors of its prior than nu"),
         ("catoni", {}, "needs a beta that was fixed before"),
         ("gibbs", {}, "needs a beta"),
         ("seeger", {"beta": "rows"}, "has no beta"),
