@@ -57,7 +57,7 @@ class Request:
     def __post_init__(self) -> None:
         """Check the request."""
         known = [each.name for each in bounds.BOUNDS.values() if each.certifiable]
-        if isinstance(self.bound, str) and self.bound not in (*bounds.BOUNDS, *OWN_BOUNDS):
+        if isinstance(self.bound, str) and self.bound not in bounds.BOUNDS and self.bound not in OWN_BOUNDS:
             raise AssumptionError(f"bound must be one of {', '.join(known)}, got {self.bound!r}")
         bound = self.record
         if not bound.certifiable:
