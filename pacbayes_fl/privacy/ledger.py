@@ -20,7 +20,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from safetensors import SafetensorError
 from torch import Tensor
 
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, PrivacyError, caller_stacklevel
@@ -340,7 +339,7 @@ def _read_release(path: Path, entries: Entries) -> Release | None:
         return None
     try:
         return release_file.read(path)
-    except (*UNREADABLE, SafetensorError) as error:
+    except UNREADABLE as error:
         if not entries:
             raise _damaged(path) from error
         text = "counted as one more release, and its round is paid for again"

@@ -93,11 +93,14 @@ def read(path: Path) -> Release:
         The release.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError, SafetensorError: when the file is damaged or of another version.
+        OSError, ValueError, KeyError, TypeError: when the file is damaged or of another version.
     """
-    with safetensors.safe_open(path, framework="pt") as file:
-        about = json.loads(file.metadata()["release"])
-        flat = {name: file.get_tensor(name) for name in file.keys()}
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            about = json.loads(file.metadata()["release"])
+            flat = {name: file.get_tensor(name) for name in file.keys()}
+    except safetensors.SafetensorError as error:
+        raise ValueError(str(error)) from error
     if about["sha256"] != _sum(about["text"], flat):
         raise ValueError("its checksum is of other bytes")
     head = json.loads(about["text"])
