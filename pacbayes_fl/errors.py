@@ -68,6 +68,14 @@ class PacBayesFLError(Exception):
         round: number of the federated round, if one.
         cause: what made it fail, in a few words.
         hint: what the reader can do.
+
+    Example:
+        >>> import pacbayes_fl as fl
+        >>> try:
+        ...     fl.Study.from_table({"method": {"name": "fedavgg"}})
+        ... except fl.PacBayesFLError as error:  # a StudyError, which is a ValueError too
+        ...     print(error, isinstance(error, ValueError))
+        study: unknown method 'fedavgg' (did you mean 'fedavg'?) True
     """
 
     def __init__(

@@ -125,6 +125,13 @@ class Noise:
     Raises:
         StudyError: when seed or round is out of range or the engine unknown.
         DataError: when an id is out of range.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.noise import Noise
+        >>> three, one = Noise(seed=0, round=1, ids=(7, 8, 9)), Noise(seed=0, round=1, ids=(8,))
+        >>> torch.equal(three.normal(torch.zeros(3, 4))[1:2], one.normal(torch.zeros(1, 4)))  # whoever else is there
+        True
     """
 
     def __init__(
@@ -292,6 +299,14 @@ class Noise:
 
         Returns:
             Row positions [K, min(n, N)], int64: those of the smallest of one uniform a row, in the order of these.
+
+        Example:
+            >>> import torch
+            >>> from pacbayes_fl.noise import Noise
+            >>> mask = torch.tensor([[True] * 6, [True] * 2 + [False] * 4])
+            >>> rows = Noise(seed=0, round=1, ids=(7, 8)).rows(mask, 3)
+            >>> rows.shape, sorted(rows[1, :2].tolist())  # both rows that the second client has come first
+            (torch.Size([2, 3]), [0, 1])
         """
         width = mask.shape[1]
         padding = torch.arange(2, width + 2, dtype=torch.float64, device=mask.device)  # no two keys alike

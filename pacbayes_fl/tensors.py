@@ -217,6 +217,12 @@ def total(tree: Tree) -> Tree:
 
     Returns:
         A tree with leaves [1, *].
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import tensors
+        >>> tensors.total({"a": torch.tensor([[1.0], [2.0]])})["a"].tolist()
+        [[3.0]]
     """
     return tree_map(lambda leaf: leaf.sum(0, keepdim=True), tree)
 

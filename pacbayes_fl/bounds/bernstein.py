@@ -55,6 +55,13 @@ def empirical_bernstein(
     may be taken of the averages over Q.
 
     Draws that estimate the risk estimate V^ too, each at half of their share of delta.
+
+    Example:
+        >>> from pacbayes_fl.bounds import Premises, Provenance, empirical_bernstein, seeger
+        >>> premises = Premises(Provenance("split"), independent=True)
+        >>> by_variance = empirical_bernstein(0.3, variance=0.001, kl=5.0, n=1000, delta=0.05, premises=premises)
+        >>> round(by_variance.value.item(), 3), round(seeger(0.3, 5.0, 1000, 0.05, premises).value.item(), 3)
+        (0.312, 0.373)
     """
     loss = premises.loss
     if premises.average != "client":

@@ -64,6 +64,14 @@ def betting_upper(losses: Tensor, nats: Tensor, counts: Tensor | None = None, do
 
     Returns:
         [*], float64, in [mean of the losses that are not doubtful, 1].
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.bounds.betting import betting_upper
+        >>> losses, nats = torch.full((1, 50), 0.2, dtype=torch.float64), torch.log(torch.tensor([2.0, 20.0])).double()
+        >>> more = betting_upper(losses, nats)
+        >>> bool(0.2 < more[0] < more[1] < 1.0)  # the less it may fail the larger
+        True
     """
     shape = np.broadcast_shapes(losses.shape[:-1], nats.shape)  # torch's own imports sympy
     nats = nats.expand(shape)

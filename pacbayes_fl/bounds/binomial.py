@@ -25,6 +25,13 @@ def binomial_upper(k: Tensor, n: Tensor, delta: Tensor) -> Tensor:
 
     Returns:
         [*], float64; with slopes in k, by central differences, and in delta.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.bounds.binomial import binomial_upper
+        >>> k, n = torch.tensor([0.0, 5.0, 100.0]).double(), torch.tensor(100.0).double()
+        >>> binomial_upper(k, n, torch.tensor(0.05).double()).numpy().round(4).tolist()
+        [0.0295, 0.1023, 1.0]
     """
     result: Tensor = _Upper.apply(*torch.broadcast_tensors(k.double(), n.double(), delta.double()))  # type: ignore[no-untyped-call]
     return result

@@ -282,6 +282,13 @@ class Bound:
             AssumptionError: when a number is missing, an estimate is none that it can pay for, or no number can be
                 formed.
             ShapeError: when a number is neither one nor one a client.
+
+        Example:
+            >>> from pacbayes_fl.bounds import BOUNDS, Premises, Provenance
+            >>> numbers, premises = {"risk": 0.1, "kl": 5.0, "n": 1000}, Premises(Provenance("split"), independent=True)
+            >>> found = [BOUNDS[name].certify(numbers, 0.05, premises) for name in ("seeger", "mcallester")]
+            >>> [round(one.value.item(), 3) for one in found]
+            [0.152, 0.176]
         """
         if missing := [name for name in self.needs if numbers.get(name) is None and name not in options]:
             raise AssumptionError(f"the bound {self.name!r} needs {', '.join(missing)}")

@@ -135,6 +135,12 @@ class Certificate:
         Returns:
             Without "valid" the "value" is None, and the number, which then bounds nothing, the "unfounded_value". What
             `from_record` reads back is `to_record`: this with the name of the formula, and a checksum.
+
+        Example:
+            >>> from pacbayes_fl.bounds import Premises, Provenance, seeger
+            >>> about = seeger(0.1, 5.0, 1000, 0.05, Premises(Provenance("split"), independent=False)).to_dict()
+            >>> about["valid"], about["value"], about["reasons"]
+            (False, None, ["the rows were not declared independent draws of the client's distribution (independent)"])
         """
         number, simulated = self.value.tolist(), self.premises.prior.simulated
         return {
@@ -155,7 +161,7 @@ class Certificate:
         return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
 
     def to_latex(self, names: Sequence[str] = (), header: bool = True) -> str:
-        """Write a row of a LaTeX table for every client: name, empirical risk, KL, rows and the bound, rounded up.
+        r"""Write a row of a LaTeX table for every client: name, empirical risk, KL, rows and the bound, rounded up.
 
         Args:
             names: of the clients; their numbers when empty.
@@ -167,6 +173,16 @@ class Certificate:
 
         Raises:
             AssumptionError: when there are not as many names as clients.
+
+        Example:
+            >>> import torch
+            >>> from pacbayes_fl.bounds import Premises, Provenance, seeger
+            >>> risk, premises = torch.tensor([0.03, 0.1]), Premises(Provenance("split"), independent=True)
+            >>> print(seeger(risk, 5.0, 1000, 0.05, premises).to_latex(["north", "south"]))
+            client & risk & KL & $n$ & bound \\
+            \midrule
+            north & 0.03 & 5 & 1000 & 0.06367 \\
+            south & 0.1 & 5 & 1000 & 0.1521 \\
         """
         return latex.rows(self, names, header)
 
@@ -345,6 +361,12 @@ def split_delta(delta: Number, monte_carlo: MonteCarlo | None = None) -> dict[st
 
     Raises:
         AssumptionError: when delta is no probability or does not cover what is spent of it.
+
+    Example:
+        >>> from pacbayes_fl.bounds import MonteCarlo
+        >>> from pacbayes_fl.bounds.certificate import split_delta
+        >>> split_delta(0.05, MonteCarlo(1000, 0.01))
+        {'bound': 0.04, 'Monte Carlo': 0.01}
     """
     whole_delta = torch.as_tensor(delta, dtype=torch.float64)
     if bool((wrong := ~((whole_delta > 0) & (whole_delta < 1))).any()):

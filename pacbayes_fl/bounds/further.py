@@ -33,6 +33,13 @@ def one_draw(risk: Number, log_ratio: Number, n: Number, delta: Number, premises
 
     Why it holds: E_S E_h~Q exp(n kl(L^(h) || L(h)) - ln dQ/dP(h)) = E_S E_h~P exp(n kl) 1[dQ/dP(h) > 0] <= xi(n) as P
     has not seen the rows, and by Markov's inequality.
+
+    Example:
+        >>> from pacbayes_fl.bounds import Premises, Provenance, one_draw
+        >>> premises = Premises(Provenance("split"), independent=True)
+        >>> bound = one_draw(0.03, log_ratio=5.0, n=1000, delta=0.05, premises=premises)
+        >>> round(bound.value.item(), 4), bound.premises.predictor
+        (0.0637, 'drawn once')
     """
     if premises.average != "client":
         raise AssumptionError(f"one drawn hypothesis is one client's, not one of {premises.average!r}")

@@ -40,6 +40,12 @@ def holdout_binomial(risk: Number, n: Number, delta: Number, premises: Premises)
 
     Why it holds: n L^ is binomial, so that P[Bin(n, L) <= n L^] < delta has probability below delta. It is exact: no
     bound by n L^ that holds for every L is smaller.
+
+    Example:
+        >>> from pacbayes_fl.bounds import Premises, Provenance, holdout_binomial
+        >>> premises = Premises(Provenance("split"), independent=True)
+        >>> round(holdout_binomial(0.0, n=100, delta=0.05, premises=premises).value.item(), 4)  # 1 - 0.05^(1 / 100)
+        0.0295
     """
     reasons: tuple[str, ...] = ()
     rows, share = whole("n", n), checked("risk", risk, premises.loss.low, premises.loss.high)
@@ -93,6 +99,14 @@ def holdout_betting(
     Raises:
         AssumptionError: when losses are out of range or fewer than rows.
         ShapeError: when there is none.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.bounds import LossRange, Premises, Provenance, holdout_betting
+        >>> premises = Premises(Provenance("split"), independent=True, loss=LossRange("cost", 0.0, 1.0))
+        >>> steady, wild = torch.full((200,), 0.5), torch.tensor([0.0, 1.0] * 100)
+        >>> [round(holdout_betting(losses, 0.05, premises).value.item(), 2) for losses in (steady, wild)]
+        [0.51, 0.61]
     """
     low, high = premises.loss.low, premises.loss.high
     values = checked("losses", losses, low, high)
@@ -140,6 +154,12 @@ def holdout_kl(risk: Number, n: Number, delta: Number, premises: Premises) -> Ce
     L <= a + R kl^-1((L^ - a) / R, ln(1 / delta) / n)
 
     Why it holds: the mean of n independent losses in [0, 1] is below q < L with probability at most exp(-n kl(q || L)).
+
+    Example:
+        >>> from pacbayes_fl.bounds import Premises, Provenance, holdout_kl
+        >>> premises = Premises(Provenance("split"), independent=True)
+        >>> round(holdout_kl(0.0, n=100, delta=0.05, premises=premises).value.item(), 4)  # 1 - 0.05^(1 / 100)
+        0.0295
     """
     return _of_risk("hold-out, kl inverse", _kl, risk, n, delta, premises)
 

@@ -88,6 +88,13 @@ def relative_entropy(a: Tensor, b: Tensor, difference: Tensor | None = None) -> 
 
     Returns:
         [*], in nats; infinite where b = 0 < a.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.bounds.kl_inverse import relative_entropy
+        >>> a, b = torch.tensor([1.0, 2.0, 0.0]).double(), torch.tensor([1.0, 1.0, 3.0]).double()
+        >>> relative_entropy(a, b).numpy().round(4).tolist()  # 0, 2 ln 2 - 1, 3
+        [0.0, 0.3863, 3.0]
     """
     result: Tensor = _RelativeEntropy.apply(  # type: ignore[no-untyped-call]
         a, b, (b - a).detach() if difference is None else difference

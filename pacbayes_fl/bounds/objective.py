@@ -36,6 +36,15 @@ class Objective:
         delta: probability with which the bound may fail, [] or [K].
         premises: of the certificate that the result will have; its loss is the one that is trained.
         options: further arguments of the bound, such as beta or weight, fixed before the rows are seen.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.bounds import BOUNDS, Objective, Premises, Provenance
+        >>> bound = Objective(BOUNDS["mcallester"], 1000, 0.05, Premises(Provenance("split"), independent=True))
+        >>> risk, kl = torch.tensor(0.1, requires_grad=True), torch.tensor(5.0, requires_grad=True)
+        >>> bound(risk, kl).backward()
+        >>> risk.grad.item(), bool(kl.grad > 0)  # the bound is the risk and what a root of the divergence adds
+        (1.0, True)
     """
 
     bound: Bound

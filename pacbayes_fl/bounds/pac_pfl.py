@@ -75,6 +75,11 @@ def later_log_ratio(beta: Number, m: Number, later: Number, *, low: float = 0.0,
 
     Returns:
         x [] or [K], in nats.
+
+    Example:
+        >>> from pacbayes_fl.bounds import later_log_ratio
+        >>> later_log_ratio(beta=10.0, m=90, later=10).item()  # 2 x 10 x 10 / 100
+        2.0
     """
     beta, m, later = (torch.as_tensor(value, dtype=torch.float64) for value in (beta, m, later))
     return 2.0 * beta * later * (high - low) / (m + later)

@@ -173,6 +173,11 @@ class Premises:
             by draws of priors need.
         drawn_clients: whether clients, seen and new, are declared to be independent draws of one distribution of
             clients and their numbers of rows: what bounds on new clients need.
+
+    Example:
+        >>> from pacbayes_fl.bounds import Premises, Provenance, seeger
+        >>> seeger(0.1, 5.0, 1000, 0.05, Premises(Provenance("split"))).reasons
+        ("the rows were not declared independent draws of the client's distribution (independent)",)
     """
 
     prior: Provenance = field(default_factory=Provenance)

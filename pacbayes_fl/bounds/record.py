@@ -86,6 +86,17 @@ def from_record(record: JsonMapping, *bounds: Bound) -> Certificate:
     Raises:
         DataError: when an entry was edited, is missing or none that `to_record` writes, when the terms do not fit the
             premises, or when the value does not follow from the terms.
+
+    Example:
+        >>> import json
+        >>> from pacbayes_fl.bounds import Premises, Provenance, from_record, seeger, to_record
+        >>> premises = Premises(Provenance("split"), independent=True)
+        >>> text = json.dumps(to_record(seeger(0.1, 5.0, 1000, 0.05, premises)))
+        >>> try:
+        ...     from_record(json.loads(text.replace('"n": 1000', '"n": 9000')))
+        ... except ValueError as error:
+        ...     print(str(error).partition(":")[0])
+        the record of a certificate is damaged
     """
     try:
         if record["checksum"] != _checksum(record):

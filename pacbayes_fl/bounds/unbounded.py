@@ -43,6 +43,13 @@ def sub_gamma(
     for P-almost every h, hence for its mean under P; by Markov's inequality and that of Donsker and Varadhan, for all Q
     at once. A statement on the mean over h ~ P of a single row's exponential does not do: the n rows share h, and
     E_P u^n >= (E_P u)^n.
+
+    Example:
+        >>> from pacbayes_fl.bounds import Premises, Provenance, UnboundedLoss, sub_gamma
+        >>> premises = Premises(Provenance("split"), independent=True, loss=UnboundedLoss("nlpd"))
+        >>> bound = sub_gamma(1.5, 5.0, 1000, beta=100.0, variance_factor=4.0, scale=0.0, delta=0.05, premises=premises)
+        >>> round(bound.value.item(), 4)  # 1.5 + (5 + ln 20) / 100 + 100 x 4 / 2000
+        1.78
     """
     loss = premises.loss
     if premises.average != "client":

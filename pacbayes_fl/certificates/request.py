@@ -40,6 +40,14 @@ class Request:
         tried: number of configurations compared on the rows of the bound; 1 for no choice.
         smooth: of bounds on a server: standard deviation of a Gaussian around every particle, which a hyper-prior
             without data can be compared with; None takes the particles for the hyper-prior themselves.
+
+    Example:
+        >>> import torch, pacbayes_fl as fl
+        >>> request = fl.Request(bound="catoni", beta="root")
+        >>> request.beta_for(torch.tensor([100.0, 400.0])).tolist()  # of clients with 100 and 400 rows
+        [10.0, 20.0]
+        >>> request.record.needs
+        ('risk', 'kl', 'n', 'beta')
     """
 
     bound: str | Bound = DEFAULT

@@ -23,6 +23,11 @@ def client_id(name: str) -> int:
 
     Returns:
         An integer in [0, 2**63).
+
+    Example:
+        >>> from pacbayes_fl.data.batch import client_id
+        >>> client_id("north"), client_id("north") == client_id("south")
+        (7933987107214622064, False)
     """
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
 
@@ -111,6 +116,17 @@ class ClientBatch:
         mask: [K, N] bool, True on real rows, which come first.
         ids: K stable client numbers; they seed the noise and therefore never depend on the batch.
         names: what errors and tables call the K clients.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import ClientBatch
+        >>> batch = ClientBatch.pad([(torch.ones(3, 2), torch.ones(3)), (torch.ones(1, 2), torch.ones(1))], ["a", "b"])
+        >>> batch
+        ClientBatch(2 clients (a, b), 4 rows, x [2, 3, 2] float64, y [2, 3] float64)
+        >>> batch.mask.tolist()
+        [[True, True, True], [True, False, False]]
+        >>> batch.select(torch.tensor([1])).trim().x.shape
+        torch.Size([1, 1, 2])
     """
 
     x: Tensor
@@ -318,6 +334,11 @@ def group_by_size(sizes: Sequence[int], waste: float = 1.1, slack: int = 8) -> l
 
     Returns:
         Groups of positions, smallest clients first; together they hold every position once.
+
+    Example:
+        >>> from pacbayes_fl.data.batch import group_by_size
+        >>> group_by_size([100, 10, 105, 12, 900])
+        [[1, 3], [0, 2], [4]]
     """
     groups: list[list[int]] = []
     limit = -1.0

@@ -15,6 +15,12 @@ def blocks(mask: Tensor, count: int) -> Tensor:
 
     Returns:
         Block of every row [K, N], int64; of padding -1.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.data.blocks import blocks
+        >>> blocks(torch.tensor([[True, True, True, True, True, False]]), 2).tolist()
+        [[0, 0, 0, 1, 1, -1]]
     """
     position = mask.cumsum(1) - 1
     number = (position * count).div(mask.sum(1, keepdim=True).clamp_min(1), rounding_mode="floor")

@@ -95,6 +95,13 @@ def cyclic(times: Times, kind: str, zone: str | None, cycle: str) -> Numbers:
     Raises:
         DataError: when times are numbers, or dates whose hour is asked for, or have a zone and it is not known in which
             clocks are to be read.
+
+    Example:
+        >>> import numpy as np
+        >>> from pacbayes_fl.data.clock import cyclic
+        >>> six = np.array([6 * 3600 * 1_000_000])  # microseconds since 1970
+        >>> cyclic(six, "local", None, "hour").round(4).tolist()
+        [[1.0, 0.0]]
     """
     local = _local(times, kind, zone, f"'{cycle}:cyclic'")
     if cycle == "hour":

@@ -160,5 +160,11 @@ def to_floats(x: Tensor) -> Tensor:
 
     Returns:
         The scaled pixels [R, channels, H, W], float32.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.data.images import to_floats
+        >>> to_floats(torch.tensor([[[[0, 255]]]], dtype=torch.uint8)).tolist()
+        [[[[-1.0, 1.0]]]]
     """
     return (x.float() / 255 - 0.5) / 0.5

@@ -58,6 +58,11 @@ def span(text: str) -> Span | None:
 
     Returns:
         The length; None where it is none, or not positive.
+
+    Example:
+        >>> from pacbayes_fl.data.layout import span
+        >>> span("24h") == span("1 day"), span("yesterday")
+        (True, None)
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower(), re.ASCII)
     if match is None or match[2] not in _UNITS:

@@ -102,6 +102,14 @@ def moments_of(columns: Tensor, mask: Tensor) -> Moments:
 
     Returns:
         Moments [K, c].
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.data.moments import moments_of
+        >>> columns, mask = torch.tensor([[[1.0], [3.0], [99.0]]]), torch.tensor([[True, True, False]])
+        >>> found = moments_of(columns, mask)
+        >>> found.mean.tolist(), found.std.tolist()  # of real rows
+        ([[2.0]], [[1.0]])
     """
     mask, count = mask.unsqueeze(-1), mask.sum(1, dtype=torch.float64).clamp_min(1.0).to(columns.dtype).unsqueeze(-1)
     peak = torch.where(mask, columns.abs(), 0.0).amax(1)

@@ -53,6 +53,13 @@ def label_set(client: int, labels_per_client: int, groups: LabelGroups, classes:
 
     Raises:
         DataError: when l is not in 1..C.
+
+    Example:
+        >>> from pacbayes_fl.data.partition import label_set
+        >>> [label_set(client, 5, "two", classes=10) for client in (0, 1, 2)]
+        [(0, 1, 2, 3, 4), (5, 6, 7, 8, 9), (0, 1, 2, 3, 4)]
+        >>> label_set(8, 5, "rotating", classes=10)
+        (8, 9, 0, 1, 2)
     """
     if not 1 <= labels_per_client <= classes:
         raise DataError(f"labels_per_client must be in 1..{classes}, got {labels_per_client}")
@@ -153,6 +160,14 @@ def dirichlet(
 
     Raises:
         DataError: when there are too few rows for all clients, or a share is out of range.
+
+    Example:
+        >>> import numpy as np
+        >>> from pacbayes_fl.data.partition import dirichlet
+        >>> y, random = np.arange(600) % 10, np.random.default_rng(0)
+        >>> parts = dirichlet(y, clients=5, alpha=0.1, classes=10, generator=random, test_share=0.25)
+        >>> sum(len(part.train) + len(part.test) for part in parts)  # every row once
+        600
     """
     if not alpha > 0:
         raise DataError(f"alpha must be positive, got {alpha:g}")
@@ -260,6 +275,14 @@ def limited(parts: Sequence[Parts], limit: int, generator: np.random.Generator) 
 
     Raises:
         DataError: when the limit is less than 1.
+
+    Example:
+        >>> import numpy as np
+        >>> from pacbayes_fl.data.partition import Parts, limited
+        >>> part = Parts(train=np.arange(100), validation=np.arange(0), test=np.arange(100, 120))
+        >>> (few,) = limited([part], 10, np.random.default_rng(0))
+        >>> len(few.train), len(few.test)
+        (10, 20)
     """
     if limit < 1:
         raise DataError(f"limit must be at least 1, got {limit}")

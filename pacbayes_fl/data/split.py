@@ -159,6 +159,14 @@ def folds(batch: ClientBatch, count: int, told: Told | None = None) -> list[tupl
     Raises:
         DataError: when a client has fewer rows than folds, or is left without any beside a fold, or there are fewer
             than two folds.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import ClientBatch
+        >>> from pacbayes_fl.data.split import folds
+        >>> batch = ClientBatch.pad([(torch.arange(6.0).unsqueeze(1), torch.arange(6.0))])
+        >>> [held.y.tolist() for _, held in folds(batch, 3)]
+        [[[0.0, 1.0]], [[2.0, 3.0]], [[4.0, 5.0]]]
     """
     sizes = _enough(batch, count)
     return _with_rest(_by_fold(batch, [_blocks(m, count) for m in sizes], range(count), told))

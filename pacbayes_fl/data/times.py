@@ -83,6 +83,11 @@ def read(value: object) -> Time | None:
 
     Returns:
         The time; None where it is none.
+
+    Example:
+        >>> from pacbayes_fl.data.times import read
+        >>> read("31.12.1970") == read("1970-12-31")
+        True
     """
     if isinstance(value, str):
         return _text(value.strip())

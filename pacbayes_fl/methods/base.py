@@ -54,6 +54,19 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
 
     States, messages and updates are trees of tensors (`tensors`); leaves of clients' states and updates begin with K.
     An update has a leaf `weight` [K], 0 for a client to be left out.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import BayesianMLP, ClientBatch, FedAvg, Gaussian
+        >>> from pacbayes_fl.noise import Noise
+        >>> x, method = torch.linspace(-1, 1, 8).unsqueeze(1), FedAvg(BayesianMLP((1, 4, 1), Gaussian()))
+        >>> batch = ClientBatch.pad([(x, x[:, 0]), (x, -x[:, 0])], ["up", "down"])
+        >>> server = method.init_server(torch.Generator().manual_seed(0))
+        >>> message = method.broadcast(server)  # one round, of which `run_rounds` plays many
+        >>> state = method.init_clients(message, batch)
+        >>> update, state = method.client(message, state, batch, Noise(seed=0, round=1, ids=batch.ids))
+        >>> method.server(server, update, n_clients=2).theta.shape
+        torch.Size([13])
     """
 
     federated: ClassVar[bool] = True

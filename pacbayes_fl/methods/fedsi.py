@@ -144,6 +144,11 @@ class FedSI(FineTuned[Client], Method[Server, Message, Client, Update]):
         floor: least prior variance of an uncertain weight.
         weighting: of clients in the server's average.
         init_std: spread of the initial weights, the same for all clients.
+
+    Example:
+        >>> from pacbayes_fl import BayesianMLP, Categorical, FedSI
+        >>> FedSI(BayesianMLP((784, 100, 10), Categorical(10)), fraction=0.01).choice
+        LargestVariance(fraction=0.01)
     """
 
     personal_model: ClassVar[str] = (
@@ -438,11 +443,7 @@ FACTORISED = replace(
     RECIPE,
     title="FedSI-Fac: diagonal Laplace on the whole representation",
     summary=RECIPE.summary._replace(model="network, diagonal Laplace"),
-    presets={
-        "recommended": {"federation": ROUNDS},
-        "paper": {"federation": PAPER_ROUNDS},
-        "authors-code": {"method": PUBLIC_CODE, "federation": PUBLIC_ROUNDS},
-    },
+    presets={**RECIPE.presets, "authors-code": {"method": PUBLIC_CODE, "federation": PUBLIC_ROUNDS}},
     variant={"fraction": 1.0, "covariance": "diagonal", "personal_subnetwork": "same", "personal_alpha": "round"},
     held_out=(*RECIPE.held_out[:2], RECIPE.held_out[2]._replace(by_default=False)),
     paper={"fraction": Paper(1.0, "all weights"), "covariance": Paper("diagonal", "section IV, baselines")},

@@ -31,6 +31,15 @@ def accuracy(predictive: ClassPredictive, y: Tensor, mask: Tensor) -> Tensor:
     Raises:
         ShapeError: when y, mask and the predictive disagree in shape, or y holds no integers.
         DataError: when a label of a real row is not among the classes.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.metrics import accuracy
+        >>> from pacbayes_fl.posteriors.classes import ClassMixture
+        >>> predictive = ClassMixture(torch.tensor([[[0.9, 0.1], [0.4, 0.6], [0.5, 0.5], [0.5, 0.5]]]).log())
+        >>> y, mask = torch.tensor([[0, 0, 0, 1]]), torch.ones(1, 4, dtype=torch.bool)
+        >>> accuracy(predictive, y, mask).tolist()  # of equally probable classes the lower one counts
+        [0.5]
     """
     y, mask = real_labels(predictive, y, mask)
     return masked_mean((predictive.probs.argmax(-1) == y).double(), mask)
@@ -52,6 +61,14 @@ def nll(predictive: ClassPredictive, y: Tensor, mask: Tensor) -> Tensor:
     Raises:
         ShapeError: when y, mask and the predictive disagree in shape, or y holds no integers.
         DataError: when a label of a real row is not among the classes.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.metrics import nll
+        >>> from pacbayes_fl.posteriors.classes import ClassMixture
+        >>> guess, mask = ClassMixture(torch.full((1, 2, 10), 0.1).log()), torch.ones(1, 2, dtype=torch.bool)
+        >>> nll(guess, torch.tensor([[3, 7]]), mask).numpy().round(4).tolist()  # ln 10
+        [2.3026]
     """
     y, mask = real_labels(predictive, y, mask)
     return -masked_mean(predictive.log_prob(y).double(), mask)
@@ -76,6 +93,15 @@ def brier(predictive: ClassPredictive, y: Tensor, mask: Tensor, per_class: bool 
     Raises:
         ShapeError: when y, mask and the predictive disagree in shape, or y holds no integers.
         DataError: when a label of a real row is not among the classes.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.metrics import brier
+        >>> from pacbayes_fl.posteriors.classes import ClassMixture
+        >>> predictive = ClassMixture(torch.tensor([[[1.0, 0.0]], [[0.5, 0.5]], [[0.0, 1.0]]]).log())
+        >>> y, mask = torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1, dtype=torch.bool)
+        >>> brier(predictive, y, mask).numpy().round(4).tolist()  # sure and right, a guess, sure and wrong
+        [0.0, 0.5, 2.0]
     """
     y, mask = real_labels(predictive, y, mask)
     probs = predictive.probs.double()
@@ -100,6 +126,16 @@ def reliability(predictive: ClassPredictive, y: Tensor, mask: Tensor, bins: int 
         ShapeError: when y, mask and the predictive disagree in shape, or y holds no integers.
         DataError: when a label of a real row is not among the classes.
         StudyError: when there is no bin.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.metrics import reliability
+        >>> from pacbayes_fl.posteriors.classes import ClassMixture
+        >>> predictive = ClassMixture(torch.tensor([[[0.75, 0.25], [0.75, 0.25], [0.25, 0.75]]]).log())
+        >>> y, mask = torch.tensor([[0, 1, 1]]), torch.ones(1, 3, dtype=torch.bool)
+        >>> rows, right, confidence = reliability(predictive, y, mask, bins=2)
+        >>> rows.tolist(), right.numpy().round(3).tolist(), confidence.numpy().round(3).tolist()
+        ([[0, 3]], [[nan, 0.667]], [[nan, 0.75]])
     """
     if bins < 1:
         raise StudyError(f"bins must be at least 1, got {bins}")
@@ -136,6 +172,15 @@ def ece(predictive: ClassPredictive, y: Tensor, mask: Tensor, bins: int = 10, no
         ShapeError: when y, mask and the predictive disagree in shape, or y holds no integers.
         DataError: when a label of a real row is not among the classes.
         StudyError: when there is no bin, or no norm of that name.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.metrics import ece
+        >>> from pacbayes_fl.posteriors.classes import ClassMixture
+        >>> predictive = ClassMixture(torch.tensor([0.8, 0.2]).log().expand(2, 5, 2))
+        >>> y, mask = torch.tensor([[0, 0, 0, 0, 1], [0, 0, 1, 1, 1]]), torch.ones(2, 5, dtype=torch.bool)
+        >>> ece(predictive, y, mask).numpy().round(4).tolist()  # 80 % sure, and right in 80 % and in 40 % of the rows
+        [0.0, 0.4]
     """
     if norm not in ("l1", "l2"):
         raise StudyError(f"norm must be one of l1, l2, got {norm!r}")
@@ -162,6 +207,16 @@ def mce(predictive: ClassPredictive, y: Tensor, mask: Tensor, bins: int = 10) ->
         ShapeError: when y, mask and the predictive disagree in shape, or y holds no integers.
         DataError: when a label of a real row is not among the classes.
         StudyError: when there is no bin.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.metrics import ece, mce
+        >>> from pacbayes_fl.posteriors.classes import ClassMixture
+        >>> sure, surer = torch.tensor([0.75, 0.25]).log(), torch.tensor([0.9, 0.1]).log()
+        >>> predictive = ClassMixture(torch.stack([sure, surer, surer, surer]).unsqueeze(0))
+        >>> y, mask = torch.tensor([[1, 0, 0, 0]]), torch.ones(1, 4, dtype=torch.bool)
+        >>> mce(predictive, y, mask).item(), round(ece(predictive, y, mask).item(), 4)  # one row of four is far off
+        (0.75, 0.2625)
     """
     count, right, sure = reliability(predictive, y, mask, bins)
     largest = (right - sure).abs().masked_fill(count == 0, 0.0).amax(1)

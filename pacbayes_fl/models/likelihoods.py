@@ -94,6 +94,13 @@ class Categorical:
 
     Args:
         classes: C.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import Categorical
+        >>> scores, labels = torch.zeros(1, 1, 4), torch.tensor([[2]])
+        >>> Categorical(4).log_prob(scores, labels).exp().tolist()  # equal scores are a uniform guess
+        [[0.25]]
     """
 
     classes: int
@@ -126,6 +133,13 @@ class Gaussian:
 
     Args:
         noise_std: in units of y.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import Gaussian
+        >>> density = Gaussian(noise_std=1.0).log_prob(torch.zeros(1, 1, 1), torch.zeros(1, 1))
+        >>> round(density.item(), 4)  # -ln(2 pi) / 2
+        -0.9189
     """
 
     noise_std: float = NOISE_STD

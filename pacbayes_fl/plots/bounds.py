@@ -28,6 +28,14 @@ def bound_curve(n: Sequence[float], bounds: Sequence[float], title: str, risk: f
     Raises:
         NothingToDrawError: when no bound is finite.
         PacBayesFLError: when matplotlib is not installed.
+
+    Example:
+        >>> from pacbayes_fl import bounds, plots
+        >>> premises, n = bounds.Premises(bounds.Provenance("split"), independent=True), [1e3, 1e4, 1e5]
+        >>> table = bounds.sweep("seeger", risk=0.03, kl=50.0, n=n, delta=0.05, premises=premises)
+        >>> figure = plots.bound_curve(n, table.values.tolist(), "Seeger", risk=0.03)
+        >>> figure.axes[0].get_xlabel(), figure.axes[0].get_xscale()
+        ('rows n', 'log')
     """
     order = np.argsort(n)
     x, y = np.asarray(n, float)[order], np.asarray(bounds, float)[order]

@@ -40,6 +40,13 @@ def learning_curve(result: Result, values: Sequence[str] | None = None) -> Figur
     Raises:
         NothingToDrawError: when no round recorded any of these numbers.
         PacBayesFLError: when matplotlib is not installed.
+
+    Example:
+        >>> import pacbayes_fl as fl
+        >>> result = fl.run(fl.Study.from_toml("polynomial", ["federation.rounds=2", "method.particles=2"]))
+        >>> figure = fl.plots.learning_curve(result)
+        >>> [axis.get_ylabel() for axis in figure.axes]
+        ['RSMSE', 'mean log evidence (nats)', 'particle spread']
     """
     wanted = values or drawn_by_default()
     known = recorded_names(result)

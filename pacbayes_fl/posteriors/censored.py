@@ -27,6 +27,16 @@ class CensoredMixture:
         inner: distribution of z, [K, N].
         low: lower bounds [K], in units of y; minus infinity for none.
         high: upper bounds [K], in units of y; infinity for none.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.posteriors.censored import CensoredMixture
+        >>> from pacbayes_fl.posteriors.predictive import NormalMixture
+        >>> zero = torch.zeros(1, 1, 1, dtype=torch.float64)
+        >>> inner = NormalMixture(zero[0], zero, zero + 1.0)
+        >>> censored = CensoredMixture(inner, low=torch.zeros(1).double(), high=torch.full((1,), torch.inf).double())
+        >>> censored.cdf(zero[0]).item(), censored.below(zero[0]).item()  # half of the probability lies at the bound
+        (0.5, 0.0)
     """
 
     inner: NormalMixture

@@ -60,6 +60,13 @@ def average_log_probs(draws: Iterable[Tensor]) -> Tensor:
 
     Raises:
         ShapeError: when there is no draw, or two differ in shape.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.posteriors.classes import average_log_probs
+        >>> draws = [torch.tensor([[[p, 1 - p]]], dtype=torch.float64).log() for p in (0.9, 0.5)]
+        >>> average_log_probs(draws).exp().numpy().round(4).tolist()
+        [[[0.7, 0.3]]]
     """
     total, count = None, 0
     for draw in draws:

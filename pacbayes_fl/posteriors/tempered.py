@@ -32,6 +32,13 @@ def temper(log_probs: Tensor, temperature: float) -> Tensor:
 
     Returns:
         Log probabilities [*, C].
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.posteriors.tempered import temper
+        >>> log_probs = torch.tensor([0.8, 0.2], dtype=torch.float64).log()
+        >>> temper(log_probs, 2.0).exp().numpy().round(4).tolist()  # odds of 4 become odds of 2
+        [0.6667, 0.3333]
     """
     return log_probs if temperature == 1.0 else (log_probs / temperature).log_softmax(-1)
 

@@ -89,6 +89,14 @@ def delta(charges: Sequence[Charge], epsilon: float, method: Method = "auto") ->
 
     Raises:
         PrivacyError: as `epsilon`.
+
+    Example:
+        >>> from pacbayes_fl.privacy.accounting import delta, epsilon
+        >>> from pacbayes_fl.privacy.charges import Charge
+        >>> from pacbayes_fl.privacy.mechanisms import Cohorts
+        >>> rounds = [Charge("gaussian", 20.0, 1, Cohorts(100))] * 100
+        >>> round(epsilon(rounds, delta(rounds, 1.0)), 3)  # the inverse of each other
+        1.0
     """
     if not epsilon >= 0:
         raise PrivacyError(f"epsilon must be at least 0, got {epsilon}")
@@ -123,6 +131,14 @@ class Budget:
 
     Raises:
         PrivacyError: when epsilon or delta is out of its range, or the method is unknown.
+
+    Example:
+        >>> from pacbayes_fl.privacy.accounting import Budget
+        >>> from pacbayes_fl.privacy.charges import Charge
+        >>> from pacbayes_fl.privacy.mechanisms import Cohorts
+        >>> budget, one = Budget(1.0, 1e-3), Charge("gaussian", 20.0, 1, Cohorts(100))
+        >>> budget.allows([one] * 10), budget.allows([one] * 100)
+        (True, False)
     """
 
     epsilon: float
@@ -164,6 +180,13 @@ def rounds_within(charge: Charge, budget: Budget, spent: Sequence[Charge] = (), 
 
     Raises:
         PrivacyError: as `epsilon`.
+
+    Example:
+        >>> from pacbayes_fl.privacy.accounting import Budget, rounds_within
+        >>> from pacbayes_fl.privacy.charges import Charge
+        >>> from pacbayes_fl.privacy.mechanisms import Cohorts
+        >>> rounds_within(Charge("laplace", 10.0, 1, Cohorts(100)), Budget(1.0, 0.0, "pure"))  # ten of epsilon 1 / 10
+        10
     """
 
     def fits(count: int) -> bool:

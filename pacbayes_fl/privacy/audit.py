@@ -82,6 +82,14 @@ def audit(
 
     Raises:
         PrivacyError: when there is nothing to audit, or too few games for any bound.
+
+    Example:
+        >>> from pacbayes_fl.privacy.audit import audit
+        >>> from pacbayes_fl.privacy.charges import Charge
+        >>> from pacbayes_fl.privacy.mechanisms import Cohorts
+        >>> found = audit([Charge("gaussian", 1.0, 1, Cohorts(10))], delta=1e-3, games=2000)
+        >>> 0 < found.lower < found.gaussian < found.reported  # what the games show stays below the account
+        True
     """
     charges = checked(charges)
     if not charges:

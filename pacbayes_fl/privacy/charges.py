@@ -32,6 +32,13 @@ class Charge:
         coordinates: D, the length of a message.
         cohorts: who takes part.
         message: what is released, which costs nothing by itself.
+
+    Example:
+        >>> from pacbayes_fl.privacy.charges import Charge
+        >>> from pacbayes_fl.privacy.mechanisms import Cohorts
+        >>> one = Charge("gaussian", multiplier=20.0, coordinates=1, cohorts=Cohorts(100))
+        >>> one.zcdp, one.pure  # 1 / (2 x 20^2), and no pure epsilon
+        (0.00125, inf)
     """
 
     kind: str
@@ -120,6 +127,12 @@ def pure_epsilon(charges: Sequence[Charge]) -> float:
 
     Returns:
         Epsilon with delta = 0; infinite where noise is Gaussian.
+
+    Example:
+        >>> from pacbayes_fl.privacy.charges import Charge, pure_epsilon
+        >>> from pacbayes_fl.privacy.mechanisms import Cohorts
+        >>> pure_epsilon([Charge("laplace", 20.0, 1, Cohorts(100))] * 100)  # 100 / 20
+        5.0
     """
     return math.fsum(charge.pure for charge in checked(charges))
 
@@ -210,6 +223,13 @@ def gaussian_delta(charges: Sequence[Charge], epsilon: float) -> float:
 
     Returns:
         Delta.
+
+    Example:
+        >>> from pacbayes_fl.privacy.charges import Charge, gaussian_delta
+        >>> from pacbayes_fl.privacy.mechanisms import Cohorts
+        >>> rounds = [Charge("gaussian", 20.0, 1, Cohorts(100))] * 100
+        >>> round(gaussian_delta(rounds, 1.3523), 5)
+        0.001
     """
     mu = math.sqrt(2 * zcdp(charges))
     from scipy.special import log_ndtr, ndtr  # a fifth of a second, which only private runs take

@@ -71,6 +71,12 @@ def sensitivity(cohorts: Cohorts) -> float:
 
     Returns:
         |c|_2 of `band(cohorts.separation)`.
+
+    Example:
+        >>> from pacbayes_fl.privacy.correlated import sensitivity
+        >>> from pacbayes_fl.privacy.mechanisms import Cohorts
+        >>> round(sensitivity(Cohorts(100, 50, "in-order")) ** 2, 4)  # 1 + 1/4
+        1.25
     """
     return float(torch.linalg.vector_norm(band(cohorts.separation)))
 

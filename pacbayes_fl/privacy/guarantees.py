@@ -21,6 +21,14 @@ class Replacement(NamedTuple):
     Args:
         epsilon: with `delta`.
         delta: 0 where epsilon is pure.
+
+    Example:
+        >>> import math
+        >>> from pacbayes_fl.privacy.guarantees import Replacement
+        >>> Replacement(epsilon=1.0, delta=0.0).nats(at=0.05)
+        1.0
+        >>> round(Replacement(1.0, 0.025).nats(0.05) - math.log(2), 6)  # half of the 0.05 is spent on delta
+        1.0
     """
 
     epsilon: float
@@ -57,6 +65,14 @@ def replacement(charges: Sequence[Charge], at: float) -> Replacement:
 
     Raises:
         PrivacyError: when charges do not go together or `at` is no probability.
+
+    Example:
+        >>> from pacbayes_fl.privacy.charges import Charge
+        >>> from pacbayes_fl.privacy.guarantees import replacement
+        >>> from pacbayes_fl.privacy.mechanisms import Cohorts
+        >>> rounds = [Charge("laplace", 20.0, 1, Cohorts(100))] * 10  # of 2 / 20 each for a client that is replaced
+        >>> replacement(rounds, at=0.05).nats(0.05) < 1.0
+        True
     """
     if not 0 < at < 1:
         raise PrivacyError(f"a bound fails with a probability strictly between 0 and 1, got {at}")

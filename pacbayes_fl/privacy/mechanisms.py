@@ -42,6 +42,15 @@ class Mechanism:
 
     Raises:
         PrivacyError: when the kind is unknown or a number is not positive and finite.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism, clip, noisy_mean
+        >>> mechanism, random = Mechanism("gaussian", clip=1.0, multiplier=0.4), torch.Generator().manual_seed(0)
+        >>> clipped = clip(torch.tensor([[3.0], [1.0], [0.5], [0.5]]).double(), mechanism)
+        >>> released = noisy_mean(clipped, mechanism, Cohorts(clients=4), random, draws=10_000)
+        >>> round(released.mean().item(), 2), round(released.std().item(), 2)  # 3 / 4 with noise of 0.4 / 4
+        (0.75, 0.1)
     """
 
     kind: str
@@ -90,6 +99,11 @@ class Mechanism:
 
         Returns:
             The mechanism of one round.
+
+        Example:
+            >>> from pacbayes_fl.privacy.mechanisms import Mechanism
+            >>> Mechanism.algorithm_3(clip=0.1, epsilon=5.0, rounds=100).multiplier  # 100 / 5
+            20.0
         """
         return cls.claimed("paper_algorithm_3", clip, epsilon, rounds)
 
@@ -133,6 +147,14 @@ class Cohorts:
 
     Raises:
         PrivacyError: when the parts do not fit one another.
+
+    Example:
+        >>> from pacbayes_fl.privacy.mechanisms import Cohorts
+        >>> poisson, in_order = Cohorts(100, 10, "poisson"), Cohorts(100, 10, "in-order")
+        >>> poisson.share, in_order.separation  # a client takes part with probability .1; once in 10 rounds
+        (0.1, 10)
+        >>> poisson.sensitivity, Cohorts(100, neighbours="replace").sensitivity  # in clips
+        (1.0, 2.0)
     """
 
     clients: int
@@ -193,6 +215,13 @@ def norms(update: object, mechanism: Mechanism) -> Tensor:
 
     Raises:
         PrivacyError: when a leaf is not floating, and so cannot carry noise.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.privacy.mechanisms import Mechanism, norms
+        >>> sent = {"weight": torch.tensor([[3.0, 0.0]]), "bias": torch.tensor([[4.0]])}
+        >>> [norms(sent, Mechanism(kind, clip=1.0, multiplier=1.0)).tolist() for kind in ("gaussian", "laplace")]
+        [[5.0], [7.0]]
     """
     leaves = tensors.leaves(update)
     for name, leaf in leaves.items():

@@ -84,6 +84,12 @@ def band(rows: npt.NDArray[np.int64], probability: float) -> Array:
 
     Returns:
         Lower and upper ends [2, H]; NaN where there is no row.
+
+    Example:
+        >>> import numpy as np
+        >>> from pacbayes_fl.results.calibration import band
+        >>> band(np.array([10, 1000]), 0.95).round(3).tolist()  # coverage of few rows can be far from .95 by chance
+        [[0.8, 0.934], [1.0, 0.965]]
     """
     import numpy as np
 

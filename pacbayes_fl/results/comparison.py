@@ -121,7 +121,17 @@ def worst(results: Sequence[Result], group: str, metric: str) -> Worst | None:
 
 
 class Comparison(list[Result]):
-    """The results of a comparison, seed by seed within study by study."""
+    """The results of a comparison, seed by seed within study by study.
+
+    Example:
+        >>> import pacbayes_fl as fl
+        >>> study = fl.Study.from_toml("polynomial", ["federation.rounds=2", "method.particles=2"])
+        >>> comparison = fl.compare([study], seeds=2)
+        >>> comparison
+        Comparison(polynomial: pac-pfl; 2 runs, 2 seeds)
+        >>> [result.seed for result in comparison]
+        [0, 1]
+    """
 
     def __repr__(self) -> str:
         """Methods, seeds and the study in one line."""

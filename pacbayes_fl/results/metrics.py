@@ -80,6 +80,14 @@ class Metric:
         search: under which name a search can make it small; not at all where empty.
         summed: the number of a row from whose mean a search computes it, the first for every task.
         values: of the options, by setting.
+
+    Example:
+        >>> import torch, pacbayes_fl as fl
+        >>> worst = lambda predictive, y, mask: torch.where(mask, (y - predictive.mean).abs(), 0.0).amax(1)
+        >>> metric = fl.Metric("worst", "worst error", "", worst, "lower", ("regression",), "largest error of a client")
+        >>> study = fl.Study.from_toml("polynomial", ["method.name=ridge"])
+        >>> len(fl.run(study, metrics=[metric]).column("existing", "worst"))
+        24
     """
 
     name: str

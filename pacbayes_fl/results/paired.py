@@ -79,6 +79,12 @@ def sign_flip(differences: Array, seed: int = 0) -> float:
 
     Returns:
         The two-sided p-value; NaN of fewer than two differences.
+
+    Example:
+        >>> import numpy as np
+        >>> from pacbayes_fl.results.paired import sign_flip
+        >>> sign_flip(np.ones(5))  # two of the 2^5 sign vectors are as far out
+        0.0625
     """
     import numpy as np
 
@@ -105,6 +111,11 @@ def holm(values: Sequence[float]) -> list[float]:
 
     Returns:
         The adjusted ones, in the same order.
+
+    Example:
+        >>> from pacbayes_fl.results.paired import holm
+        >>> holm([0.01, 0.04, 0.03])
+        [0.03, 0.06, 0.06]
     """
     known = sorted((value, at) for at, value in enumerate(values) if not math.isnan(value))
     result, largest = [math.nan] * len(values), 0.0

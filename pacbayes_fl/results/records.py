@@ -63,6 +63,14 @@ class Result:
             draws, and gm.probs likewise where the method has a global model.
         labels: what can be said in JSON: names and units of features and target, notes, quantile levels; tuples come
             back as lists.
+
+    Example:
+        >>> import pacbayes_fl as fl
+        >>> result = fl.run(fl.Study.from_toml("polynomial", ["federation.rounds=2", "method.particles=2"]))
+        >>> result.method, result.round, result.task
+        ('pac-pfl', 2, 'regression')
+        >>> len(result.column("existing", "rsmse")), len(result.column("new", "rsmse"))  # a number for each client
+        (24, 24)
     """
 
     study: str
@@ -324,6 +332,13 @@ def load(folder: Path | str) -> Result:
 
     Warns:
         DamageWarning: of every other file of the folder that was altered or lost.
+
+    Example:
+        >>> import pacbayes_fl as fl
+        >>> from pacbayes_fl.results.records import load
+        >>> study = fl.Study.from_toml("polynomial", ["federation.rounds=2", "method.particles=2"])
+        >>> fl.run(study, "kept_run") == load("kept_run")
+        True
     """
     folder = Path(folder)
     refuse_links(folder)

@@ -47,6 +47,14 @@ def mean(tree: Tree, cluster: Tensor, weight: Tensor, old: Tree) -> tuple[Tree, 
 
     Returns:
         Leaves [J, *], and the weight of each cluster [J].
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.server import clusters
+        >>> values, cluster = torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([0, 0, 2])
+        >>> mean, weight = clusters.mean(values, cluster, torch.ones(3), old=torch.zeros(3, 1))
+        >>> mean.tolist(), weight.tolist()
+        ([[2.0], [0.0], [9.0]], [2.0, 0.0, 1.0])
     """
     steps = tensors.tree_map(torch.sub, tree, tensors.select(old, cluster))
     totals, members = sums(steps, cluster, weight, len(next(iter(tensors.leaves(old).values()))))
@@ -94,6 +102,14 @@ def bipartition(cosines: Tensor, member: Tensor, lengths: Tensor) -> tuple[Tenso
 
     Returns:
         Who is on the second side, bool [K], and alpha []; nobody and 2 for a group of fewer than two.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.server import clusters
+        >>> cosines = torch.tensor([[1.0, 0.9, -0.8], [0.9, 1.0, -0.7], [-0.8, -0.7, 1.0]])
+        >>> second, alpha = clusters.bipartition(cosines, torch.tensor([True] * 3), torch.tensor([2.0, 1.0, 1.0]))
+        >>> second.tolist(), round(alpha.item(), 2)
+        ([False, False, True], -0.7)
     """
     both = member.unsqueeze(1) & member
     wide = torch.where(both, (cosines + cosines.T) / 2, -2.0)

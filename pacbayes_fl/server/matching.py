@@ -123,6 +123,12 @@ def nearest(units: Floats, atoms: Floats) -> Places:
 
     Returns:
         [L].
+
+    Example:
+        >>> import numpy as np
+        >>> from pacbayes_fl.server.matching import nearest
+        >>> nearest(np.array([[0.9], [1.1]]), np.array([[0.0], [1.0], [5.0]])).tolist()  # no atom twice
+        [0, 1]
     """
     distance = np.square(atoms).sum(1) - 2.0 * units @ atoms.T  # and |unit|^2, whatever its atom
     result: Places = linear_sum_assignment(distance)[1]

@@ -87,6 +87,13 @@ def extrapolate(old: Moments, new: Moments, beta: float) -> Moments:
 
     Returns:
         Leaves [*].
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.server.moments import Moments, extrapolate
+        >>> old, new = Moments(torch.zeros(1), torch.ones(1)), Moments(torch.full((1,), 2.0), torch.ones(1))
+        >>> extrapolate(old, new, beta=0.5)  # the mixture of both: the way between the means is in its variance
+        Moments(mean=tensor([1.]), variance=tensor([2.]))
     """
     if beta == 1.0:
         return new

@@ -31,6 +31,15 @@ def contribution(prior: Moments, posterior: Moments) -> Site:
 
     Returns:
         Leaves [K, R].
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.server.moments import Moments
+        >>> from pacbayes_fl.server.sites import contribution
+        >>> prior = Moments(mean=torch.zeros(1, 1), variance=torch.ones(1, 1))
+        >>> posterior = Moments(mean=torch.ones(1, 1), variance=torch.full((1, 1), 0.5))
+        >>> contribution(prior, posterior).precision.tolist()  # 1 / 0.5 - 1 / 1
+        [[1.0]]
     """
     mean, variance = (leaf.double() for leaf in posterior)
     mu, g = (leaf[:, : mean.shape[1]].double() for leaf in prior)

@@ -39,6 +39,13 @@ def bandwidth(squares: Tensor, rule: Median) -> Tensor:
 
     Raises:
         StudyError: when there is no such rule.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.server import svgd
+        >>> squares = torch.tensor([[0.0, 4.0], [4.0, 0.0]])
+        >>> round(svgd.bandwidth(squares, "off-diagonal").item(), 4)  # 4 / ln 3
+        3.641
     """
     if rule not in get_args(Median):
         raise StudyError(f"bandwidth must be a number or one of {', '.join(get_args(Bandwidth))}, got {rule!r}")
@@ -104,5 +111,11 @@ def spread(particles: Tensor) -> Tensor:
 
     Returns:
         [], in units of the hyper-parameters per coordinate.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.server import svgd
+        >>> svgd.spread(torch.tensor([[-1.0], [1.0]])).item()
+        1.0
     """
     return (particles - particles.mean(0)).square().mean().sqrt()

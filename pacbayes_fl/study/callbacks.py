@@ -207,6 +207,14 @@ class TensorBoard(Callback):
 
     Raises:
         PacBayesFLError: when TensorBoard is not installed.
+
+    Example:
+        >>> import pacbayes_fl as fl
+        >>> from pathlib import Path
+        >>> study = fl.Study.from_toml("polynomial", ["federation.rounds=2", "method.particles=2"])
+        >>> _ = fl.run(study, callbacks=[fl.TensorBoard("log")])
+        >>> len(list(Path("log").glob("events.*")))
+        1
     """
 
     def __init__(self, folder: Path | str) -> None:

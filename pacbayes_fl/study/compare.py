@@ -194,6 +194,12 @@ def varied(path: Path | str, key: str, values: Sequence[str], sets: Sequence[str
 
     Raises:
         StudyError: when there is no value, or as `Study.from_toml`.
+
+    Example:
+        >>> from pacbayes_fl.study.compare import varied
+        >>> studies = varied("polynomial", "method.particles", ["2", "8"])
+        >>> [study.method.options.particles for study in studies]
+        [2, 8]
     """
     if not values:
         raise StudyError(f"there is no value of {key!r} to take", hint=f"such as {key}=1,2,4")

@@ -49,6 +49,14 @@ class Forecast:
             "probability" and "entropy", and of a user's own images "probability_CLASS" of every class: [R] each.
         round: of the models that predict.
         classes: names of the classes by number; labels are the numbers when empty.
+
+    Example:
+        >>> import torch, pacbayes_fl as fl
+        >>> columns, mean = {"house": ["north", "south"], "hour": [7, 8]}, torch.tensor([1.5, 2.5])
+        >>> print(fl.Forecast(columns, ["north", "south"], {"mean": mean}, round=10).to_csv())
+        house,hour,mean,round
+        north,7,1.5,10
+        south,8,2.5,10
     """
 
     columns: Mapping[str, Sequence[object]]

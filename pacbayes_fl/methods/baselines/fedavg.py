@@ -27,6 +27,17 @@ class FedAvg(WeightAveraging):
     Args:
         local: steps of a client.
         weighting: of clients in the average; by rows, as McMahan et al. have it.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import BayesianMLP, ClientBatch, FedAvg, FederationPlan, Gaussian, run_rounds
+        >>> from pacbayes_fl.inference.map_estimate import LocalDescent
+        >>> x = torch.linspace(-1, 1, 8).unsqueeze(1)
+        >>> batch = ClientBatch.pad([(x, slope * x[:, 0]) for slope in (0.0, 1.0, 2.0)])
+        >>> method = FedAvg(BayesianMLP((1, 1), Gaussian()), local=LocalDescent(rate=0.1))
+        >>> slope, intercept = run_rounds(method, batch, FederationPlan(rounds=10)).server.theta
+        >>> round(slope.item(), 1)  # one line for all clients
+        1.0
     """
 
     local: LocalDescent = part(

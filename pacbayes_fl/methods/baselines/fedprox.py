@@ -25,6 +25,16 @@ class FedProx(WeightAveraging):
 
     Args:
         mu: strength of the pull towards the global weights; 0 is FedAvg.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import BayesianMLP, ClientBatch, FedAvg, FederationPlan, FedProx, Gaussian, run_rounds
+        >>> x, plan = torch.linspace(-1, 1, 8).unsqueeze(1), FederationPlan(rounds=2)
+        >>> batch = ClientBatch.pad([(x, slope * x[:, 0]) for slope in (0.0, 1.0, 2.0)])
+        >>> free = FedProx(BayesianMLP((1, 1), Gaussian()), mu=0.0)
+        >>> same = FedAvg(free.model, local=free.local)
+        >>> torch.equal(run_rounds(free, batch, plan).server.theta, run_rounds(same, batch, plan).server.theta)
+        True
     """
 
     mu: float = option(0.001, low=0, symbol="mu", paper=Paper(0.001, "pFedBayes, Table 3; Li et al. try 0.001 to 1"))

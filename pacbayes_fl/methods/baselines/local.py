@@ -57,6 +57,17 @@ class LocalOnly(PointEstimate[Server, Server, Client, Update]):
         local: steps of a client per round.
         init_std: spread of the initial weights, the same for all clients.
         join_passes: times the minibatches of a round, for a client that never trained.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import BayesianMLP, ClientBatch, FederationPlan, Gaussian, LocalOnly, run_rounds
+        >>> from pacbayes_fl.inference.map_estimate import LocalDescent
+        >>> x = torch.linspace(-1, 1, 8).unsqueeze(1)
+        >>> batch = ClientBatch.pad([(x, slope * x[:, 0]) for slope in (0.0, 1.0, 2.0)])
+        >>> method = LocalOnly(BayesianMLP((1, 1), Gaussian()), local=LocalDescent(rate=0.1))
+        >>> theta = run_rounds(method, batch, FederationPlan(rounds=10)).clients.theta
+        >>> [abs(round(slope, 1)) for slope in theta[:, 0].tolist()]  # a line for each client
+        [0.0, 1.0, 2.0]
     """
 
     local: LocalDescent = part(LocalDescent, paper=BPFED_BASELINES)

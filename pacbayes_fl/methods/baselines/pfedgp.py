@@ -40,5 +40,11 @@ def pfedgp(model: FunctionModel, **options: Any) -> PacPFL:
 
     Returns:
         The method.
+
+    Example:
+        >>> from pacbayes_fl import DeepKernelGP, pfedgp
+        >>> method = pfedgp(DeepKernelGP(1, (4,), (4,)), rate=0.01)
+        >>> type(method).__name__, method.particles, type(method.hyper_prior).__name__
+        ('PacPFL', 1, 'FlatHyperPrior')
     """
     return cast(PacPFL, RECIPE.make(model, **options))

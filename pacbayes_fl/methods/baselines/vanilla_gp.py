@@ -25,6 +25,18 @@ class VanillaGP(LocalGP):
         init_std: spread of the initial draw of theta.
         rate: learning rate of Adam.
         steps: Adam steps of every client.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import ClientBatch, DeepKernelGP, FederationPlan, VanillaGP, join, run_rounds
+        >>> x = torch.linspace(-1, 1, 8, dtype=torch.float64).unsqueeze(1)
+        >>> batch = ClientBatch.pad([(x, torch.sin(3 * x[:, 0]))])
+        >>> method = VanillaGP(DeepKernelGP(1, (4,), (4,)), steps=20)
+        >>> server = run_rounds(method, batch, FederationPlan(rounds=1)).server
+        >>> predictive = join(method, server, batch, seed=0).predict(torch.tensor([[[0.0], [9.0]]]).double())
+        >>> near, far = predictive.variance[0].tolist()
+        >>> near < far
+        True
     """
 
     model: FunctionModel

@@ -89,6 +89,15 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
         draws: S, of predictions by "svi".
         importance_draws: L' draws of every prior that are weighed by "importance", and by the weights of eq. 37.
         svgd_particles: J, particles per prior of "svgd".
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import BayesianMLP, ClientBatch, FederationPlan, Gaussian, PacPFLBNN, run_rounds
+        >>> x, network = torch.linspace(-1, 1, 8).unsqueeze(1), BayesianMLP((1, 4, 1), Gaussian())
+        >>> batch = ClientBatch.pad([(x, k * x[:, 0]) for k in range(3)])
+        >>> particles = run_rounds(PacPFLBNN(network, particles=5), batch, FederationPlan(rounds=2)).server.particles
+        >>> particles.shape, network.dim  # a prior is the mean and rho of every weight
+        (torch.Size([5, 26]), 13)
     """
 
     beta_tempers: ClassVar[bool] = True

@@ -282,6 +282,18 @@ class PacPFL(FederatedSVGD[FunctionModel, Update]):
 
     The model is a prior over functions with hyper-parameters phi; a flat hyper-prior with one particle makes pFedGP.
     beta = m_i makes Z the marginal likelihood.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import ClientBatch, DeepKernelGP, FederationPlan, PacPFL, join, run_rounds
+        >>> x = torch.linspace(-1, 1, 8, dtype=torch.float64).unsqueeze(1)
+        >>> batch = ClientBatch.pad([(x, torch.sin(3 * x[:, 0]) + 0.1 * k) for k in range(3)])
+        >>> method = PacPFL(DeepKernelGP(1, (4,), (4,)), particles=2)
+        >>> server = run_rounds(method, batch, FederationPlan(rounds=5)).server
+        >>> new = ClientBatch.pad([(x[:n], torch.sin(3 * x[:n, 0])) for n in (1, 8)], ["one row", "eight rows"])
+        >>> one, eight = join(method, server, new, seed=0).predict(x[3:4].expand(2, 1, 1)).variance[:, 0].tolist()
+        >>> one > eight
+        True
     """
 
     personal_messages: ClassVar[bool] = True

@@ -88,6 +88,15 @@ class BPFed(Variational[Server, Client, Update]):
             counted again in every round, and after T rounds a conjugate posterior has the precision 1/alpha + T H.
             "divide": the client's own last contribution is taken out of it before the next fit. As nobody else adds to
             the personal part, what is left is eta^0, exactly; fits still begin at the last posterior.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import BayesianMLP, BPFed, ClientBatch, FederationPlan, Gaussian, run_rounds
+        >>> x, network = torch.linspace(-1, 1, 8).unsqueeze(1), BayesianMLP((1, 4, 1), Gaussian())
+        >>> batch = ClientBatch.pad([(x, k * x[:, 0]) for k in range(3)])
+        >>> state = run_rounds(BPFed(network), batch, FederationPlan(rounds=2))
+        >>> network.dim, state.clients.personal.loc.shape  # of 13 weights the last layer's 5 are a client's own
+        (13, torch.Size([3, 5]))
     """
 
     personal_model: ClassVar[str] = "personal models of the aggregated shared part and each client's own last part"

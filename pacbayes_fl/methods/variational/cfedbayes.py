@@ -95,6 +95,16 @@ class CFedBayes(Variational[Server, Client, Update]):
         start: how clusters come to differ, which equal ones never would. "uploads": in the first round all clients
             start from one v^0, and the server groups what they send by k-means; "random": every cluster has a v^0 of
             its own, and clients choose from the first round on (eq. 45), which often ends in a poor local optimum.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import BayesianMLP, CFedBayes, ClientBatch, FederationPlan, Gaussian, run_rounds
+        >>> x = torch.linspace(-1, 1, 8).unsqueeze(1)
+        >>> batch = ClientBatch.pad([(x, slope * x[:, 0]) for slope in (-1.0, 1.0, -1.0, 1.0)])
+        >>> method = CFedBayes(BayesianMLP((1, 1), Gaussian()), clusters=2)
+        >>> first, second, third, fourth = run_rounds(method, batch, FederationPlan(rounds=3)).clients.cluster.tolist()
+        >>> first == third, second == fourth, first == second
+        (True, True, False)
     """
 
     clusters: int = option(2, low=1, symbol="J")

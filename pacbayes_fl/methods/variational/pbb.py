@@ -28,6 +28,12 @@ class PBB(PFedBayes):
     Args:
         local: steps on q in rounds, which learn the priors.
         bound_delta: probability with which the bound may fail.
+
+    Example:
+        >>> from pacbayes_fl import PBB, BayesianMLP, Categorical
+        >>> method = PBB(BayesianMLP((4, 8, 3), Categorical(3)), bound="mcallester", bound_delta=0.05)
+        >>> method.local.zeta, method.refining.bound, method.refining.delta  # an ELBO in the rounds, then the bound
+        (1.0, 'mcallester', 0.05)
     """
 
     local: LocalInference = part(partial(LocalInference, zeta=1.0), names={"draws": "train_draws"})

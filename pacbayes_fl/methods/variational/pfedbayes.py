@@ -262,6 +262,17 @@ class PFedBayes(Variational[Server, Client, Update]):
             own, such as "mine.py:MY_FAMILY" with one of `Family.from_distribution`, which a program gives itself; all
             but the first with gradients by automatic differentiation.
         rank: directions of a "low-rank" covariance.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import BayesianMLP, ClientBatch, FederationPlan, Gaussian, PFedBayes, join, run_rounds
+        >>> x = torch.linspace(-1, 1, 8).unsqueeze(1)
+        >>> batch = ClientBatch.pad([(x, k * x[:, 0]) for k in range(3)])
+        >>> method = PFedBayes(BayesianMLP((1, 4, 1), Gaussian(noise_std=0.5)))
+        >>> server = run_rounds(method, batch, FederationPlan(rounds=2)).server
+        >>> variance = join(method, server, batch, seed=0).predict(batch.x).variance
+        >>> variance.shape, bool((variance > 0.5**2).all())  # uncertain weights beside the noise
+        (torch.Size([3, 8]), True)
     """
 
     beta: float = option(1.0, above=0, symbol="beta")

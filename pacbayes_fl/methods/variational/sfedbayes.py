@@ -118,6 +118,16 @@ class SFedBayes(Variational[Server, Client, Update]):
             part in them; or "uniform", as Algorithm 2 is printed, which then asks for a threshold of 0. lambda is
             averaged over all clients. With moments, "inclusion" is the minimiser of sum_k KL(q_k || w).
         temperature: tau of the gates' relaxed gradient (eq. 41).
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import BayesianMLP, ClientBatch, FederationPlan, Gaussian, SFedBayes, run_rounds
+        >>> x = torch.linspace(-1, 1, 8).unsqueeze(1)
+        >>> batch = ClientBatch.pad([(x, k * x[:, 0]) for k in range(3)])
+        >>> method = SFedBayes(BayesianMLP((1, 4, 1), Gaussian()), inclusion=0.5)
+        >>> kept = run_rounds(method, batch, FederationPlan(rounds=2)).server.w.inclusion
+        >>> bool(((kept > 0.4) & (kept < 0.6)).all())  # two rounds decide about no weight yet
+        True
     """
 
     beta: float = option(1.0, above=0, symbol="beta")

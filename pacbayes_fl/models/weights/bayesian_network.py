@@ -27,6 +27,17 @@ class BayesianNetwork(WeightModel):
     Args:
         likelihood: of the targets given the outputs.
         dtype: of the weights.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import BayesianNetwork, ClientBatch, Gaussian
+        >>> class Line(BayesianNetwork):
+        ...     shapes = {"slope": ()}
+        ...     def forward(self, weights, rows, reference=None, traces=None):
+        ...         return weights["slope"][:, None, None] * rows.x
+        >>> batch = ClientBatch.pad([(torch.ones(3, 1), torch.ones(3))], dtype=torch.float32)
+        >>> round(Line(Gaussian(1.0)).log_likelihood(torch.tensor([[1.0]]), batch).item(), 4)  # -3/2 ln(2 pi)
+        -2.7568
     """
 
     def __init__(self, likelihood: Likelihood, dtype: torch.dtype = torch.float32) -> None:

@@ -283,6 +283,13 @@ class BayesianCNN(PooledNetwork):
 
     Raises:
         StudyError: for images too small to leave a pixel.
+
+    Example:
+        >>> from pacbayes_fl import BayesianCNN, Categorical
+        >>> BayesianCNN((3, 32, 32), Categorical(10)).dim
+        62006
+        >>> BayesianCNN((1, 28, 28), Categorical(10)).dim
+        44426
     """
 
     def __init__(self, input_shape: ImageShape, likelihood: Likelihood, dtype: torch.dtype = torch.float32) -> None:
@@ -303,6 +310,11 @@ class BayesianFedAvgCNN(PooledNetwork):
 
     Raises:
         StudyError: for images too small to leave a pixel.
+
+    Example:
+        >>> from pacbayes_fl import BayesianFedAvgCNN, Categorical
+        >>> BayesianFedAvgCNN((1, 28, 28), Categorical(10)).dim
+        582026
     """
 
     def __init__(self, input_shape: ImageShape, likelihood: Likelihood, dtype: torch.dtype = torch.float32) -> None:
@@ -328,6 +340,12 @@ class BayesianVGG(ImageNetwork):
 
     Raises:
         StudyError: for images without pixels.
+
+    Example:
+        >>> from pacbayes_fl import BayesianVGG, Categorical
+        >>> network = BayesianVGG((3, 32, 32), Categorical(10))
+        >>> network.dim, int(network.stochastic_columns().sum())  # scales and shifts have no uncertainty
+        (280074, 279338)
     """
 
     row_by_row: ClassVar[bool] = False

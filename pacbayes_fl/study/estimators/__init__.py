@@ -20,7 +20,17 @@ Array = NDArray[Any]
 
 
 class FederatedRegressor(RegressorMixin, FederatedEstimator):
-    """A method on numbers as an estimator; a subclass names it: `class Mine(FederatedRegressor, method="pfedgp")`."""
+    """A method on numbers as an estimator; a subclass names it: `class Mine(FederatedRegressor, method="pfedgp")`.
+
+    Example:
+        >>> import numpy as np, pacbayes_fl as fl
+        >>> class Ridge(fl.FederatedRegressor, method="pooled-ridge"):
+        ...     pass
+        >>> x, house = np.linspace(-2, 2, 24).reshape(-1, 1), np.tile(["north", "south", "west"], 8)
+        >>> model = Ridge().fit(x, 3 * x[:, 0] + 1, groups=house)
+        >>> model.predict([[2.0]], groups=["north"]).round(2).tolist()
+        [7.0]
+    """
 
     _task = "regression"
 
@@ -134,7 +144,17 @@ class FederatedRegressor(RegressorMixin, FederatedEstimator):
 
 
 class FederatedClassifier(ClassifierMixin, FederatedEstimator):
-    """A method on labels as an estimator; a subclass names it: `class Mine(FederatedClassifier, method="fedsi")`."""
+    """A method on labels as an estimator; a subclass names it: `class Mine(FederatedClassifier, method="fedsi")`.
+
+    Example:
+        >>> import numpy as np, pacbayes_fl as fl
+        >>> class FedAvgClassifier(fl.FederatedClassifier, method="fedavg"):
+        ...     pass
+        >>> x, house = np.linspace(-2, 2, 24).reshape(-1, 1), np.tile(["north", "south", "west"], 8)
+        >>> model = FedAvgClassifier(rounds=2).fit(x, np.where(x[:, 0] > 0, "day", "night"), groups=house)
+        >>> model.predict_proba(x[:2], groups=house[:2]).sum(1).round(4).tolist(), model.classes_.tolist()
+        ([1.0, 1.0], ['day', 'night'])
+    """
 
     _task = "classification"
     classes_: Array
