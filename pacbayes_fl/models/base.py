@@ -6,21 +6,20 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import ClassVar, Protocol, Self, TypeVar
 
 import pyro
 import torch
 from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from pyro import poutine
-from pyro.distributions import Delta, Independent, MaskedDistribution, TorchDistribution
-from pyro.poutine import Trace
+from pyro.distributions import Independent, MaskedDistribution, TorchDistribution
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.models.fixed_weights import FixedWeights, observed
 from pacbayes_fl.models.inducing import Inducing
 from pacbayes_fl.models.prior_values import PriorGradients, PriorValues, Pullback, Spreads
 
@@ -257,40 +256,25 @@ class WeightPrior(Protocol):
         """Distribution of one site, its event dimensions those of the site's shape."""
 
 
-@dataclass(frozen=True, eq=False)
-class FixedWeights:
-    """Weights that are known, as point masses: a Pyro program with them is a likelihood.
-
-    Args:
-        weights: by site [K, *shape].
-    """
-
-    weights: Mapping[str, Tensor]
-
-    def site(self, name: str) -> TorchDistribution:
-        """Point mass of one site."""
-        value = self.weights[name]
-        return Delta(value, event_dim=value.dim() - 1)
-
-
-def observed(trace: Trace) -> list[tuple[str, Any]]:
-    """Find the observed site of a program; a `pyro.deterministic` is not an observation.
-
-    Args:
-        trace: of the program.
-
-    Returns:
-        Sites by name.
-    """
-    nodes = ((name, trace.nodes[name]) for name in trace.observation_nodes)
-    return [(name, node) for name, node in nodes if not node["infer"].get("_deterministic", False)]
-
-
 class WeightModel(ABC):
     """A likelihood with random weights, written as a Pyro program over one plate "clients" at dim -1.
 
     A user's model gives `shapes` and `model`; every variational method takes it as it is. The program holds `sample`
     statements only: what is learned comes in as arguments, so Pyro's parameter store stays empty.
+
+    Example:
+        >>> import pyro, torch, pacbayes_fl as fl
+        >>> class Level(fl.WeightModel):  # y ~ N(level, 1), zeta and scale being those of the objective
+        ...     shapes = {"level": ()}
+        ...     def model(self, batch, prior, zeta, scale):
+        ...         with (clients := pyro.plate("clients", batch.clients, dim=-1)), pyro.poutine.scale(scale=zeta):
+        ...             level = pyro.sample("level", prior.site("level")).unsqueeze(1)
+        ...         with clients, pyro.poutine.scale(scale=scale):
+        ...             rows = pyro.distributions.Normal(level, 1.0).mask(batch.mask).to_event(1)
+        ...             pyro.sample("y", rows, obs=batch.y)
+        >>> batch = fl.ClientBatch.pad([(torch.zeros(5, 1), torch.ones(5))], dtype=torch.float32)
+        >>> fl.run_rounds(fl.PFedBayes(Level()), batch, fl.FederationPlan(rounds=2)).server.w.loc.shape
+        torch.Size([1])
     """
 
     dtype: torch.dtype = torch.float32

@@ -6,6 +6,7 @@ import ast
 import doctest
 from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
@@ -36,7 +37,16 @@ FOUND = dict(examples())
 
 
 def test_there_are_many() -> None:
-    assert len(FOUND) >= 120
+    assert len(FOUND) >= 230
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_public_function_and_class_has_one() -> None:
+    public = [getattr(pacbayes_fl, name) for name in pacbayes_fl.__all__]
+    places = [f"{one.__module__}.{one.__qualname__}" for one in public if isinstance(one, type | FunctionType)]
+    shown = [f"pacbayes_fl.{name.replace('.__init__', '')}." for name in FOUND]  # that of a method is its class's too
+    assert len(places) > 50
+    assert not [place for place in places if not any(name.startswith(f"{place}.") for name in shown)]
 
 
 @pytest.mark.filterwarnings("ignore")

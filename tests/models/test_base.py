@@ -26,7 +26,8 @@ from pacbayes_fl.methods.variational.bpfed import BPFed
 from pacbayes_fl.methods.variational.cfedbayes import CFedBayes
 from pacbayes_fl.methods.variational.pfedbayes import PFedBayes
 from pacbayes_fl.methods.variational.sfedbayes import SFedBayes
-from pacbayes_fl.models.base import FixedWeights, FunctionModel, WeightModel, WeightPrior
+from pacbayes_fl.models.base import FunctionModel, WeightModel, WeightPrior
+from pacbayes_fl.models.fixed_weights import FixedWeights
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.models.prior_values import PriorGradients
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
@@ -303,13 +304,6 @@ def test_flat_weights_are_cut_into_sites_without_a_copy() -> None:
         assert {name: site.shape for name, site in sites.items()} == {"a": (*shape[:-1], 3), "b": shape[:-1]}
         assert torch.equal(torch.cat((sites["a"], sites["b"].unsqueeze(-1)), -1), flat)
         assert sites["a"].data_ptr() == flat.data_ptr()
-
-
-def test_known_weights_are_point_masses() -> None:
-    weights = {"a": draw(2, 3, seed=1), "b": draw(2, seed=2)}
-    for name, event in (("a", (3,)), ("b", ())):
-        site = FixedWeights(weights).site(name)
-        assert site.batch_shape == (2,) and site.event_shape == event and torch.equal(site.sample(), weights[name])
 
 
 def test_sites_without_uncertainty_are_marked_and_drawn_outside_of_any_divergence() -> None:

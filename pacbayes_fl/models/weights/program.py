@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError, PacBayesFLError, StudyError
-from pacbayes_fl.models.base import FixedWeights, WeightModel, observed
+from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.models.fixed_weights import FixedWeights, observed
 from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
 
 _ROWS = 8  # of each of at most three clients: enough to see a program's shapes, scales and mask

@@ -9,7 +9,7 @@ from pyro import poutine
 from torch import Tensor, nn
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.models.base import FixedWeights
+from pacbayes_fl.models.fixed_weights import FixedWeights
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian, Likelihood
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 

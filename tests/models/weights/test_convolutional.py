@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import ShapeError, StudyError
-from pacbayes_fl.models.base import FixedWeights
+from pacbayes_fl.models.fixed_weights import FixedWeights
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.models.weights.convolutional import (
     BayesianCNN,
