@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _LETTERS: Final = 7.0  # points, of all texts
 _NARROW: Final = 1.0  # inches, below which nothing can be read
 _SMALL: Final = (0.8, 0.6)  # of lines and of markers, beside those of a screen
+_DOT: Final = 2.6  # points, of the smallest marker that is seen beside a box: one that is as small stays as it is
 _SQUEEZE: Final = 0.6  # power of the width by which heights shrink: narrow panels stay tall enough to be read
 _PANEL, _INNER = 2.0, 1.0  # inches that a panel needs, with a label of its own axis and without
 _GAP: Final = 4.0  # pixels between the labels of two ticks
@@ -63,7 +64,8 @@ class Look:
             for text in figure.findobj(Text):
                 text.set_fontsize(_LETTERS)
             for line in figure.findobj(Line2D):
-                line.set(linewidth=_SMALL[0] * line.get_linewidth(), markersize=_SMALL[1] * line.get_markersize())
+                size = line.get_markersize()
+                line.set(linewidth=_SMALL[0] * line.get_linewidth(), markersize=max(min(size, _DOT), _SMALL[1] * size))
         _make_room(figure)
 
 

@@ -47,6 +47,18 @@ def test_letters_have_one_size_and_there_is_no_heading(result: Result) -> None:
     assert other.get_suptitle() and (other.get_size_inches() == wide).all()
 
 
+def test_dots_of_single_clients_stay_large_enough_to_be_seen(result: Result) -> None:
+    screen, paper = client_boxes(result), client_boxes(result)
+    Look("paper", 3.25).apply(paper)
+    sizes = [
+        {line.get_markersize() for axis in one.axes for line in axis.lines if line.get_marker() == "o"}
+        for one in (screen, paper)
+    ]
+    assert sizes == [{2.6}, {2.6}]
+    lines = [min(line.get_linewidth() for line in one.axes[0].lines) for one in (screen, paper)]
+    assert lines[1] == pytest.approx(0.8 * lines[0])
+
+
 def test_panels_that_find_no_room_stand_below_one_another(result: Result) -> None:
     figure = predictive_bands(result)
     Look("paper", 3.25).apply(figure)
