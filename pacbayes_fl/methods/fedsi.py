@@ -147,8 +147,8 @@ class FedSI(FineTuned[Client], Method[Server, Message, Client, Update]):
 
     Example:
         >>> from pacbayes_fl import BayesianMLP, Categorical, FedSI
-        >>> FedSI(BayesianMLP((784, 100, 10), Categorical(10)), fraction=0.01).choice
-        LargestVariance(fraction=0.01)
+        >>> FedSI(BayesianMLP((784, 100, 10), Categorical(10))).shared  # of 79,510 weights those that may be uncertain
+        78500
     """
 
     personal_model: ClassVar[str] = (
