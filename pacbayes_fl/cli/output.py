@@ -130,12 +130,12 @@ def _say_not_finite(where: str, asked: int, entries: Mapping[str, JsonMapping], 
 
 
 def _say_choices(labels: JsonMapping) -> None:
-    """Say what held-out training rows have chosen, and what that shows of the fit."""
+    """Say what held-out rows have chosen, and what that shows of the fit."""
     for key, note in labels.items():
         if isinstance(note, Mapping) and {"chosen", "scores", "rule"} <= note.keys():
             known = {value: score for value, score in note["scores"].items() if score is not None}
             scores = ", ".join(f"{value}: {score:.3f}" for value, score in known.items())
-            say(f"{key} = {note['chosen']} was chosen by held-out training rows ({scores or note['rule']})")
+            say(f"{key} = {note['chosen']} was chosen by held-out rows ({scores or note['rule']})")
             if "remark" in note:
                 say(f"{key}: {note['remark']}")
 

@@ -44,7 +44,7 @@ from pacbayes_fl.server.moments import Moments
 from pacbayes_fl.server.sites import Site
 
 ALPHAS = (1e-2, 1e-1, 1e-3, 1.0, 1e-4)
-"""Prior variances among which held-out training rows choose; of equally good ones the first."""
+"""Prior variances among which held-out rows choose; of equally good ones the first."""
 
 PERSONAL_ALPHAS = (0.1, 0.3, 0.03, 1.0, 0.01, 3.0, 1e-3, 10.0)
 """The same of personal models."""

@@ -18,7 +18,7 @@ AnyMethod = Method[Any, Any, Any, Any]
 Presets = Mapping[str, Mapping[str, Mapping[str, Any]]]
 Defaults = Mapping[str, Mapping[str, object]]
 HELD_OUT: Final = "held-out"
-"""Value of an option that a study leaves open: held-out training rows choose it."""
+"""Value of an option that a study leaves open: validation rows, or held-out training rows, choose it."""
 
 
 class LogUniform(NamedTuple):
@@ -40,9 +40,10 @@ Search = Mapping[str, LogUniform | OneOf]
 class HeldOutChoice(NamedTuple):
     """An option that a study may leave open by the value "held-out".
 
-    The study chooses among the candidates by the log likelihood of training rows that a federation was not given: one
-    of `trial_rounds` rounds for each candidate or, for an option that only `Method.personalise` reads, a single one of
-    all rounds. An option outside of [method] has the word in the type of its own field.
+    The study chooses among the candidates by the log likelihood of validation rows, or of training rows that a
+    federation was not given: one of `trial_rounds` rounds for each candidate or, for an option that only
+    `Method.personalise` reads, a single one of all rounds. An option outside of [method] has the word in the type of
+    its own field.
 
     Args:
         option: its name.

@@ -1,4 +1,4 @@
-"""Options that a study may leave open to be chosen by held-out training rows, whatever table they stand in."""
+"""Options that a study may leave open to be chosen by held-out rows, whatever table they stand in."""
 
 from __future__ import annotations
 

@@ -219,9 +219,9 @@ def test_a_choice_is_said_with_its_scores_and_with_what_it_shows(capsys: pytest.
     note = {"chosen": 25, "scores": {"5": -1.5, "25": -1.25, "50": None}, "rule": "by rows", "remark": "it overfits"}
     output._say_choices({"federation.rounds": note, "rounds": "of test rows", "tau": note | {"scores": {}}})
     assert capsys.readouterr().out.splitlines() == [
-        "federation.rounds = 25 was chosen by held-out training rows (5: -1.500, 25: -1.250)",
+        "federation.rounds = 25 was chosen by held-out rows (5: -1.500, 25: -1.250)",
         "federation.rounds: it overfits",
-        "tau = 25 was chosen by held-out training rows (by rows)",
+        "tau = 25 was chosen by held-out rows (by rows)",
         "tau: it overfits",
     ]
 

@@ -1,4 +1,4 @@
-"""Choice of open options by the likelihood of held-out training rows."""
+"""Choice of open options by the likelihood of rows that are held out: validation rows, or some of the training rows."""
 
 from __future__ import annotations
 
@@ -36,6 +36,22 @@ FILE = "choice.json"
 
 _FOLDS = 5
 
+_FIFTH = "held-out training row", "the other four fifths, in nats; the run trains on all"
+
+
+class _Spared(NamedTuple):
+    """Data whose test rows are those to choose by.
+
+    Args:
+        dataset: the existing clients alone.
+        row: what such a row is called.
+        trained: what the others are called, on which trials train.
+    """
+
+    dataset: tables.Dataset
+    row: str
+    trained: str
+
 
 class _Scored(NamedTuple):
     """Score of one combination of values: mean log likelihood of held-out rows, under the best temperature."""
@@ -49,15 +65,17 @@ class _Scored(NamedTuple):
 def choose(
     study: Study, dataset: tables.Dataset, on_trial: Callable[[RoundRecord], None] | None = None
 ) -> tuple[Study, JsonTable]:
-    """Choose by a fifth of every client's training rows, predicted by federations that were trained on the rest.
+    """Choose by validation rows, or by a fifth of the training rows, predicted by federations that never saw them.
 
-    The score is the mean over clients of the log likelihood of a held-out row under the personal model, averaged over
-    draws of the weights. Test and validation rows are not looked at. An option on which training depends takes a
-    federation of `trial_rounds` rounds for each candidate, with the first candidates of the others. The number of
-    rounds is chosen along the path of one more, and where it is open the others are judged by the best round of theirs;
-    there, and for options that say so, clients are held out as well as rows (`path.deal`). Those that only
-    `personalise` reads, and the temperature, are chosen together on one more federation, of as many rounds as the run:
-    how sure models are changes with every round. The run itself then trains on all rows.
+    The score is the mean over clients of the log likelihood of such a row under the personal model, averaged over draws
+    of the weights. Where every client has validation rows, trials train on all training rows and are judged by these;
+    elsewhere on four fifths of them, and models of fewer rows are surer of what they do not know, so that they ask for
+    wider priors and higher temperatures than the run's own. Test rows are not looked at. An option on which training
+    depends takes a federation of `trial_rounds` rounds for each candidate, with the first candidates of the others. The
+    number of rounds is chosen along the path of one more, and where it is open the others are judged by the best round
+    of theirs; there, and for options that say so, a fifth of clients and training rows is held out (`path.deal`). Those
+    that only `personalise` reads, and the temperature, are chosen together on one more federation, of as many rounds as
+    the run: how sure models are changes with every round.
 
     Args:
         study: one that leaves something open.
@@ -73,7 +91,7 @@ def choose(
     """
     if not study.held_out:
         raise StudyError(f"{study.method.name} leaves nothing to be chosen", hint="run the study as it is")
-    train, part = dataset.groups["existing"].train, _parted(study, dataset)
+    train, spared = dataset.groups["existing"].train, _spared(study, dataset)
 
     def tell(name: str, score: float) -> None:
         if on_trial is not None:
@@ -84,12 +102,12 @@ def choose(
         if asked.clients and asked is not ROUNDS:
             study, notes[asked.key] = _along_paths(study, asked, dataset, tell)
         elif not asked.after and asked is not ROUNDS:
-            study, notes[asked.key] = _by_training(study, asked, part, tell)
+            study, notes[asked.key] = _by_training(study, asked, spared, tell)
     if ROUNDS in study.held_out:
         study, notes[ROUNDS.key] = _rounds(study, dataset, tell)
         tell("rounds", study.plan.rounds)
     if study.held_out:
-        study, more = _after_training(study, part, tell)
+        study, more = _after_training(study, spared, tell)
         notes |= more
     return study, notes
 
@@ -110,10 +128,20 @@ def first(study: Study, but: Sequence[HeldOutChoice] = ()) -> Study:
     return study
 
 
-def _parted(study: Study, dataset: tables.Dataset) -> tables.Dataset | None:
-    """Take a fifth of every client's training rows for test rows, one of fewer than five, and none of a single row."""
-    rest, held = split.held_out(dataset.groups["existing"].train, _FOLDS, told(dataset, study.data))
-    return replace(dataset, groups={"existing": tables.Group(rest, held)}) if held.mask.any() else None
+def _spared(study: Study, dataset: tables.Dataset) -> _Spared | None:
+    """Take validation rows for test rows where all have them, else a fifth of each client's training rows.
+
+    Of fewer than five training rows one is taken, and of a single one none.
+    """
+    group = dataset.groups["existing"]
+    if group.validation is not None and bool(group.validation.mask.any(1).all()):
+        own = replace(dataset, groups={"existing": tables.Group(group.train, group.validation)})
+        return _Spared(own, "validation row", "all training rows, in nats")
+    rest, held = split.held_out(group.train, _FOLDS, told(dataset, study.data))
+    if not held.mask.any():
+        return None
+    own = replace(dataset, groups={"existing": tables.Group(rest, held)})
+    return _Spared(own, *_FIFTH)
 
 
 def _along_paths(
@@ -131,8 +159,8 @@ def _along_paths(
         tell(f"{asked.key}={candidate}", scores[candidate])
     if not causes and not any(map(math.isfinite, scores.values())):  # nobody has rows to choose by
         return _unchosen(study, asked, candidates(study, asked)[0])
-    chosen, note = _chosen(asked.key, scores, rounds, causes)
-    return with_value(study, asked, chosen), note | {"rule": _words(rounds, asked.clients)}
+    chosen, note = _chosen(asked.key, scores, _words_of_path(rounds), causes)
+    return with_value(study, asked, chosen), note
 
 
 def _rounds(study: Study, dataset: tables.Dataset, tell: Callable[[str, float], None]) -> tuple[Study, JsonTable]:
@@ -147,7 +175,7 @@ def _rounds(study: Study, dataset: tables.Dataset, tell: Callable[[str, float], 
     if remark is not None:
         warnings.warn(f"{remark}; {path.best} are taken", stacklevel=caller_stacklevel())
     scores = {str(mark): score if math.isfinite(score) else None for mark, score in path.scores.items()}
-    note = {"chosen": path.best, "scores": scores, "rule": _words(None, clients=True)}
+    note = {"chosen": path.best, "scores": scores, "rule": _words_of_path(None)}
     note |= {} if remark is None else {"remark": remark}
     return with_value(study, ROUNDS, path.best), note
 
@@ -160,35 +188,35 @@ def _unchosen(study: Study, asked: HeldOutChoice, value: object) -> tuple[Study,
 
 
 def _by_training(
-    study: Study, asked: HeldOutChoice, part: tables.Dataset | None, tell: Callable[[str, float], None]
+    study: Study, asked: HeldOutChoice, spared: _Spared | None, tell: Callable[[str, float], None]
 ) -> tuple[Study, JsonTable]:
     """Train a short federation for every candidate, with the first candidates of what is open after the rounds."""
-    if part is None:
+    if spared is None:
         return _unchosen(study, asked, candidates(study, asked)[0])
     rounds, scores, causes = min(study.method.options.trial_rounds, study.plan.rounds), {}, list[str]()
     later = {one.option: candidates(study, one)[:1] for one in _later(study)}
     for candidate in candidates(study, asked):
         try:
-            ((_, scores[candidate], _, _),) = _trial(with_value(study, asked, candidate), part, rounds, later)
+            ((_, scores[candidate], _, _),) = _trial(with_value(study, asked, candidate), spared.dataset, rounds, later)
         except (ClientError, NumericalError) as error:  # score NaN, the search continues
             scores[candidate] = math.nan
             causes.append(str(error))
         tell(f"{asked.key}={candidate}", scores[candidate])
-    chosen, note = _chosen(asked.key, scores, rounds, causes)
+    chosen, note = _chosen(asked.key, scores, _words(rounds, spared), causes)
     return with_value(study, asked, chosen), note
 
 
 def _after_training(
-    study: Study, part: tables.Dataset | None, tell: Callable[[str, float], None]
+    study: Study, spared: _Spared | None, tell: Callable[[str, float], None]
 ) -> tuple[Study, JsonTable]:
     """Train one federation, and choose among all combinations of what its rounds do not depend on."""
     notes: JsonTable = {}
-    if part is None:
+    if spared is None:
         for asked in study.held_out:
             study, notes[asked.key] = _unchosen(study, asked, candidates(study, asked)[0])
         return study, notes
     wanted = {one.option: candidates(study, one) for one in _later(study)}
-    result = _trial(study, part, study.plan.rounds, wanted)
+    result, rule = _trial(study, spared.dataset, study.plan.rounds, wanted), _words(study.plan.rounds, spared)
     for one in result:
         tell(", ".join(f"{name}={value}" for name, value in one.values.items()) or "temperature=1.0", one.score)
     known = [one for one in result if math.isfinite(one.score)]
@@ -197,14 +225,14 @@ def _after_training(
         if asked is TEMPERATURE:
             if best is not None:
                 scores = {"1.0": best.untempered} | {str(best.temperature): best.score}
-                note = {"chosen": best.temperature, "scores": scores, "rule": _words(study.plan.rounds)}
+                note = {"chosen": best.temperature, "scores": scores, "rule": rule}
                 study, notes[asked.key] = with_value(study, asked, best.temperature), note
             continue
         by_value: dict[Any, float] = {one.values[asked.option]: math.nan for one in result}
         for one in known:
             before = by_value[one.values[asked.option]]
             by_value[one.values[asked.option]] = one.score if math.isnan(before) else max(before, one.score)
-        chosen, notes[asked.key] = _chosen(asked.key, by_value, study.plan.rounds)
+        chosen, notes[asked.key] = _chosen(asked.key, by_value, rule)
         study = with_value(study, asked, chosen)
     if best is None:
         raise StudyError("no temperature could be chosen: the likelihood of held-out rows is not finite")
@@ -212,7 +240,7 @@ def _after_training(
 
 
 def _chosen(
-    option: str, scores: Mapping[object, float], rounds: int, causes: Sequence[str] = ()
+    option: str, scores: Mapping[object, float], rule: str, causes: Sequence[str] = ()
 ) -> tuple[object, JsonTable]:
     """Take the candidate of the highest score, the first of equals, and say how."""
     known = {candidate: score for candidate, score in scores.items() if math.isfinite(score)}
@@ -221,15 +249,17 @@ def _chosen(
         raise StudyError(f"no candidate of {option} could be trained: {', '.join(map(str, scores))}{why}")
     best = max(known, key=lambda candidate: known[candidate])
     shown = {str(candidate): score if candidate in known else None for candidate, score in scores.items()}
-    return best, {"chosen": best, "scores": shown, "rule": _words(rounds)}
+    return best, {"chosen": best, "scores": shown, "rule": rule}
 
 
-def _words(rounds: int | None, clients: bool = False) -> str:
-    after = "" if rounds is None else f" after {rounds} rounds" if not clients else f" in up to {rounds} rounds"
-    rest = "four fifths, in nats; the run trains on all"
-    if clients:
-        return f"mean log likelihood per held-out training row, also of clients that did not train,{after} on {rest}"
-    return f"mean log likelihood per held-out training row{after} on the other {rest}"
+def _words(rounds: int, spared: _Spared) -> str:
+    return f"mean log likelihood per {spared.row} after {rounds} rounds on {spared.trained}"
+
+
+def _words_of_path(rounds: int | None) -> str:
+    row, trained = _FIFTH
+    reached = "" if rounds is None else f" in up to {rounds} rounds"
+    return f"mean log likelihood per {row}, also of clients that did not train,{reached} on {trained}"
 
 
 def _later(study: Study) -> list[HeldOutChoice]:

@@ -1,4 +1,4 @@
-"""What a study leaves open: chosen by held-out training rows, remembered by the run folder, and told."""
+"""What a study leaves open: chosen by validation rows or held-out training rows, remembered by the run folder, told."""
 
 from __future__ import annotations
 
@@ -41,6 +41,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_root(tmp_path_factory.mktemp("images"))
 
 
+def no_validation(dataset: tables.Dataset) -> tables.Dataset:
+    """The same clients without their validation rows."""
+    group = dataset.groups["existing"]
+    return replace(dataset, groups={"existing": tables.Group(group.train, group.test)})
+
+
 def asked(root: Path, *sets: str) -> Study:
     return tiny_images(root, *OPEN, *CHEAP, *sets)
 
@@ -57,7 +63,7 @@ def test_only_a_study_that_asks_leaves_the_question_open(root: Path, tmp_path: P
 def test_the_choice_has_the_highest_likelihood_of_rows_held_out(root: Path) -> None:
     """By hand: one fold of every client's training rows, a federation without it, and the personal models' average."""
     one = asked(root)
-    dataset = load(one)
+    dataset = no_validation(load(one))
     chosen, notes = choose(one, dataset)
     rest, held = split.stratified_folds(dataset.groups["existing"].train, 5)[0]
     scores = {}
@@ -75,13 +81,46 @@ def test_the_choice_has_the_highest_likelihood_of_rows_held_out(root: Path) -> N
     assert chosen == asked(root, f"method.clusters={said['chosen']}")
 
 
-def test_test_and_validation_rows_are_not_looked_at(root: Path) -> None:
+def test_test_rows_are_not_looked_at(root: Path) -> None:
     one = asked(root)
     dataset = load(one)
     existing = dataset.groups["existing"]
     poisoned = replace(existing.test, x=existing.test.x * torch.nan)
-    other = replace(dataset, groups={"existing": tables.Group(existing.train, poisoned)})
+    other = replace(dataset, groups={"existing": tables.Group(existing.train, poisoned, existing.validation)})
     assert choose(one, other) == choose(one, dataset)
+
+
+def test_validation_rows_choose_where_every_client_has_some(root: Path) -> None:
+    """By hand: trials train on all training rows, for the rounds and after them; elsewhere on four fifths of them."""
+    one = left_open(root, *PERSONAL, "method.alpha=held-out", "method.trial_rounds=1")
+    dataset = load(one)
+    group = dataset.groups["existing"]
+    held = group.validation
+    assert held is not None
+    chosen, notes = choose(one, dataset)
+    assert notes["personal_alpha"]["rule"] == (
+        "mean log likelihood per validation row after 3 rounds on all training rows, in nats"
+    )
+    judged = replace(dataset, groups={"existing": tables.Group(group.train, held)})
+    for key, rounds, settled in (("alpha", 1, PERSONAL_ALPHAS[0]), ("personal_alpha", 3, notes["alpha"]["chosen"])):
+        for value in notes[key]["scores"]:
+            sets = (f"method.alpha={value}", f"method.personal_alpha={settled}")
+            if key == "personal_alpha":
+                sets = (f"method.alpha={settled}", f"method.personal_alpha={value}")
+            fixed = left_open(root, *PERSONAL, *sets)
+            method, groups = prepare(fixed, judged)
+            plan = replace(fixed.plan, rounds=rounds)
+            state = engine.run_rounds(method, groups["existing"].train, plan)
+            (_, posterior), *_ = personalisation.personalise(method, state, groups["existing"].train, plan)
+            log_prob = posterior.predict(groups["existing"].test.x).log_prob(held.y)
+            score = float((torch.where(held.mask, log_prob, 0.0).sum(1) / held.size).mean())
+            assert notes[key]["scores"][value] == pytest.approx(score, rel=1e-6)
+        best = max(notes[key]["scores"], key=lambda value: notes[key]["scores"][value])
+        assert best == str(notes[key]["chosen"])
+    assert chosen.held_out == ()
+    some = replace(held, mask=held.mask & (torch.arange(held.clients) > 0).unsqueeze(1))
+    lacking = replace(dataset, groups={"existing": tables.Group(group.train, group.test, some)})
+    assert choose(one, lacking) == choose(one, no_validation(dataset))
 
 
 def test_regression_is_scored_by_its_density() -> None:
@@ -217,7 +256,7 @@ def test_personal_options_are_chosen_on_one_federation_of_all_rounds(
 ) -> None:
     """By hand: a federation without a fold trained once, and personal models fine-tuned anew for every candidate."""
     one = left_open(root, *PERSONAL)
-    dataset, trained = load(one), counted(monkeypatch)
+    dataset, trained = no_validation(load(one)), counted(monkeypatch)
     chosen, notes = choose(one, dataset)
     assert trained == [3]
     rest, held = split.stratified_folds(dataset.groups["existing"].train, 5)[0]
@@ -252,7 +291,7 @@ def test_rules_and_variances_are_chosen_together_and_after_what_training_needs(
 
 def test_a_temperature_makes_held_out_rows_most_likely(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand, on a grid; and the run predicts with it, remembers it, and tells."""
-    one, dataset = left_open(root, *TEMPERED), load(left_open(root, *TEMPERED))
+    one, dataset = left_open(root, *TEMPERED), no_validation(load(left_open(root, *TEMPERED)))
     trained = counted(monkeypatch)
     chosen, notes = choose(one, dataset)
     result = notes["model.temperature"]["chosen"]
