@@ -1,7 +1,8 @@
 """Finished runs of one image study, several methods and seeds, in one table: `python -m benchmarks.ranking RUN...`.
 
-Methods are in the order of their accuracy. A rank is a client's, among the methods that have a run of its seed, on
-average over clients and over the seeds that the method has.
+Beside ours stand the papers' numbers, each of what its table calls by the method's name. Methods are in the order of
+their accuracy. A rank is a client's, among the methods that have a run of its seed, on average over clients and over
+the seeds that the method has.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import tables
 from pacbayes_fl.results import records
 from pacbayes_fl.results.bootstrap import nested_bootstrap
 from pacbayes_fl.results.paired import ranks
@@ -27,10 +29,13 @@ PERSONAL: Final = MappingProxyType({"pm.accuracy": "higher", "pm.nll": "lower", 
 HEAD: Final = (
     "method",
     "PM accuracy % [95 %]",
+    "paper PM",
     "against {reference}",
     "GM accuracy %",
+    "paper GM",
     "NLL [95 %]",
     "ECE % [95 %]",
+    "paper ECE",
     "rank: accuracy, NLL, ECE",
     "seeds",
 )
@@ -62,28 +67,36 @@ def markdown(results: Sequence[Result], reference: str = "fedavg-ft") -> str:
         reference: the method from which differences are taken, client by client and seed by seed.
 
     Returns:
-        Lines of Markdown; accuracy and calibration error in per cent, intervals by bootstrap over seeds and clients.
+        Lines of Markdown; accuracy and calibration error in per cent, intervals by bootstrap over seeds and clients;
+        below it remarks on numbers of papers that are of something else than their rows' names.
     """
     accuracy, nll, ece = (_by_seed(results, metric) for metric in PERSONAL)
     ranked = [mean_ranks(results, metric, better) for metric, better in PERSONAL.items()]
     means = {method: float(np.mean([own.mean() for own in seeds.values()])) for method, seeds in accuracy.items()}
-    common = _by_seed(results, "gm.accuracy")
+    common, known, remarks = _by_seed(results, "gm.accuracy"), tables.classifiers(), list[str]()
     lines = ["| " + " | ".join(HEAD).format(reference=reference) + " |", "|---" * len(HEAD) + "|"]
     for method in sorted(means, key=lambda name: -means[name]):
         own, base = accuracy[method], accuracy.get(reference, {})
+        theirs = tables.published_classifier(known, results[0].study, method)
+        remarks += [f"The paper's {method}: {remark}" for remark in theirs.get("remarks", [])]
         differences = [own[seed] - base[seed] for seed in own if seed in base]
         cells = (
             method,
             _cell([*own.values()], 100, 2),
+            tables.theirs_cell(theirs, "pm"),
             _cell(differences, 100, 2, "+") if differences else "-",
             f"{100 * np.mean([own.mean() for own in common[method].values()]):.2f}" if method in common else "-",
+            tables.theirs_cell(theirs, "gm"),
             _cell([*nll[method].values()], 1, 3),
             _cell([*ece[method].values()], 100, 2),
+            tables.theirs_cell(theirs, "ece"),
             ", ".join(f"{of[method]:.1f}" for of in ranked),
             ", ".join(map(str, sorted(own))),
         )
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    starred = any(row.split("|")[3].strip().endswith("*") for row in lines)
+    lines += ["", "`*`: FedSI's Table I, which does not say of which model."] if starred else []
+    return "\n".join([*lines, *(["", *remarks] if remarks else [])])
 
 
 def _cell(by_seed: Sequence[Array], factor: float, digits: int, sign: str = "") -> str:

@@ -164,9 +164,9 @@ def classifier_markdown(summary: Mapping[str, Any], references: Sequence[Mapping
         theirs_by |= {theirs.get("bins", BINS)} if "ece" in theirs else set()
         row = [method, group]
         for metric, what in (("pm.accuracy", "pm"), ("gm.accuracy", "gm"), ("pm.ece", "ece")):
-            row += [_ours(cells, (method, group, metric), 100.0, 2), _theirs(theirs, what)]
-        row += [_ours(cells, (method, group, "pm.mce"), 100.0, 2, interval=False), _theirs(theirs, "mce")]
-        row += [_ours(cells, (method, group, "pm.brier"), interval=False), _theirs(theirs, "brier")]
+            row += [_ours(cells, (method, group, metric), 100.0, 2), theirs_cell(theirs, what)]
+        row += [_ours(cells, (method, group, "pm.mce"), 100.0, 2, interval=False), theirs_cell(theirs, "mce")]
+        row += [_ours(cells, (method, group, "pm.brier"), interval=False), theirs_cell(theirs, "brier")]
         row.append(_ours(cells, (method, group, "pm.nll"), interval=False))
         lines.append(f"| {' | '.join(row)} |")
     lines += [
@@ -209,8 +209,16 @@ def _ours(cells: Cells, key: tuple[str, str, str], factor: float = 1.0, digits: 
     return f"{mean} [{', '.join(ends)}]" if interval else mean
 
 
-def _theirs(result: Mapping[str, Any], what: str) -> str:
-    """Write a paper's number; "-" where it has none, "?" where our copy has lost it."""
+def theirs_cell(result: Mapping[str, Any], what: str) -> str:
+    """Write a paper's number.
+
+    Args:
+        result: of `published_classifier`.
+        what: one of its keys.
+
+    Returns:
+        The cell; "-" where the paper has none, "?" where our copy has lost it.
+    """
     mark = ""
     if what == "pm" and "accuracy" in result:
         what, mark = "accuracy", "*"
@@ -220,6 +228,11 @@ def _theirs(result: Mapping[str, Any], what: str) -> str:
     if isinstance(value, list):
         return f"{value[0]:.2f} ± {value[1]:.2f}{mark}"
     return "?" if value is None else f"{value:.{DIGITS.get(what, 2)}f}"
+
+
+def classifiers() -> list[Mapping[str, Any]]:
+    """Read the files of `reference/` on classifiers, in the order in which they count."""
+    return [_read(REFERENCE / name) for name in CLASSIFICATION]
 
 
 def _read(file: Path) -> Any:
@@ -238,7 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--reference", type=Path, default=REFERENCE / "pac_pfl_table6.json", help="of regression (default: PAC-PFL's)"
     )
     options = parser.parse_args(arguments)
-    regression, classification = _read(options.reference), [_read(REFERENCE / name) for name in CLASSIFICATION]
+    regression, classification = _read(options.reference), classifiers()
     for folder in options.folder:
         summary = _read(folder / "compare.json")
         classifies = any(cell["metric"].startswith("pm.") for cell in summary["cells"])

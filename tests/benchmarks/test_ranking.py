@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.stats import rankdata
 
-from benchmarks import ranking
+from benchmarks import ranking, tables
 from pacbayes_fl.results.bootstrap import nested_bootstrap
 from pacbayes_fl.results.client_rows import ClientRow
 from pacbayes_fl.results.records import Result
@@ -54,12 +55,24 @@ def test_a_line_has_means_intervals_and_differences_of_the_same_clients_and_seed
     assert list(table)[2:] == ["late", "fedavg-ft", "local"]  # by accuracy
     mean, low, high = nested_bootstrap([ACCURACY["local", 0], ACCURACY["local", 1]])
     assert table["local"][0] == f"{100 * mean:.2f} [{100 * low:.2f}, {100 * high:.2f}]"
-    assert table["late"][1].startswith("+3.00 [") and table["late"][-1] == "1"  # against its own seed
-    assert table["fedavg-ft"][1] == "+0.00 [+0.00, +0.00]" and table["fedavg-ft"][2] == "78.33"
-    assert table["local"][2] == "-" and table["local"][-1] == "0, 1"
+    assert table["late"][2].startswith("+3.00 [") and table["late"][-1] == "1"  # against its own seed
+    assert table["fedavg-ft"][2] == "+0.00 [+0.00, +0.00]" and table["fedavg-ft"][3] == "78.33"
+    assert table["local"][3] == "-" and table["local"][-1] == "0, 1"
     difference = np.mean([np.subtract(ACCURACY["local", s], ACCURACY["fedavg-ft", s]).mean() for s in (0, 1)])
-    assert table["local"][1].startswith(f"{100 * difference:+.2f} [")
-    assert lines(ranking.markdown(RUNS, "nobody"))["local"][1] == "-"
+    assert table["local"][2].startswith(f"{100 * difference:+.2f} [")
+    assert lines(ranking.markdown(RUNS, "nobody"))["local"][2] == "-"
+
+
+def test_papers_numbers_stand_beside_ours_and_odd_ones_are_explained() -> None:
+    named = [replace(one, study="mnist-small", method={"late": "pfedme"}.get(one.method, one.method)) for one in RUNS]
+    text = ranking.markdown(named)
+    table = lines(text)
+    columns = dict(zip(table["method"], table["pfedme"], strict=True))
+    paper = tables.published_classifier(tables.classifiers(), "mnist-small", "pfedme")
+    assert columns["paper PM"] == f"{paper['pm'][0]:.2f} ± {paper['pm'][1]:.2f}" and columns["paper ECE"] == "-"
+    assert table["fedavg-ft"][1].endswith("*") and "which does not say of which model" in text
+    assert "The paper's pfedme: " in text and paper["remarks"][0] in text
+    assert lines(ranking.markdown(RUNS))["local"][1] == "-"  # of a study that no paper has
 
 
 def test_it_reads_run_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
