@@ -6,6 +6,8 @@ import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 
+from pacbayes_fl import __version__
+
 ROOT = Path(__file__).parents[1]
 BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]
 
@@ -41,3 +43,8 @@ def test_a_wheel_has_every_file_that_its_packages_read() -> None:
 def test_an_sdist_has_what_its_tests_read() -> None:
     left_out = {rule.strip("/") for rule in BUILD["sdist"]["exclude"]}
     assert set(BUILD["sdist"]) == {"exclude"} and left_out == {"runs", ".ci"}
+
+
+def test_whoever_cites_names_the_version_that_is_released() -> None:
+    cited = (ROOT / "CITATION.cff").read_text("utf-8")
+    assert f"\nversion: {__version__}\n" in cited, "CITATION.cff cannot read the version, which stands in __init__.py"
