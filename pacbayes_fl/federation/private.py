@@ -21,7 +21,7 @@ from pacbayes_fl.federation import cohort, reduction
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.privacy import correlated, kinds, mechanisms
+from pacbayes_fl.privacy import correlated, kinds, mechanisms, subspace
 from pacbayes_fl.privacy.adaptive import AdaptiveClip
 from pacbayes_fl.privacy.charges import Charge
 from pacbayes_fl.privacy.ledger import Ledger
@@ -50,6 +50,7 @@ class PrivateAggregator:
         outside: makes the releases outside of rounds, which the same ledger pays for; None where there are none.
         adaptive: how the clip follows the clients' norms from that of the mechanism on; None where it stays.
         order: seed of the public order of cohorts that are in order.
+        subspace: in which messages are clipped and noised; None where all their numbers are.
     """
 
     mechanism: Mechanism
@@ -60,14 +61,19 @@ class PrivateAggregator:
     outside: Outside | None = None
     adaptive: AdaptiveClip | None = None
     order: int = 0
+    subspace: subspace.Subspace | None = None
 
     @property
     def released(self) -> AnyTree:
-        """What is noised in a round, of no clients: payloads, and where the clip adapts the counts beside them."""
+        """What is noised in a round, of no clients: payloads, or what they are in the subspace.
+
+        Where the clip adapts there are the counts beside them.
+        """
+        sent = self.empty if self.subspace is None else self.subspace.released
         if self.adaptive is None:
-            return self.empty
+            return sent
         device = next(iter(tensors.leaves(self.empty).values())).device
-        return {"update": self.empty, "below": torch.zeros(0, dtype=torch.float64, device=device)}
+        return {"update": sent, "below": torch.zeros(0, dtype=torch.float64, device=device)}
 
     @property
     def charge(self) -> Charge:
@@ -228,7 +234,8 @@ class NoisySum:
             what = f"a private round may have at most {most:g} clients, got {came}"
             raise PrivacyError(what, round=self._round, hint="take those that `draw` gives")
         payload = self._method.to_release(self._message, update)
-        adaptive, mechanism = self._private.adaptive, self._mechanism
+        adaptive, mechanism, within = self._private.adaptive, self._mechanism, self._private.subspace
+        payload = payload if within is None else within.project(payload)
         clipped = mechanisms.clip if adaptive is None else adaptive.join
         self._sum = tensors.tree_map(torch.add, self._sum, tensors.total(clipped(payload, mechanism, good)))
         self._came = came
@@ -267,6 +274,7 @@ class NoisySum:
             shown = {CLIP: self._mechanism.clip, BELOW: share}
             self.numbers |= {name: torch.tensor(each, dtype=torch.float64) for name, each in shown.items()}
             mean = mean["update"]
+        mean = mean if aggregator.subspace is None else aggregator.subspace.lift(mean)
         return self._method.from_release(self._message, mean, aggregator.cohorts.divisor)
 
     def _again(self, kept: Release) -> AnyTree:
@@ -280,6 +288,36 @@ class NoisySum:
             raise PrivacyError(what, round=self._round, hint="restore the study, or start anew") from error
         self._private.ledger.take(kept)
         return tensors.tree_map(lambda leaf, like: leaf.to(like.device), mean, empty)
+
+
+def in_subspace(
+    aggregator: PrivateAggregator, method: AnyMethod, dimension: int, seed: int, directions: str = "random"
+) -> PrivateAggregator:
+    """Let clients be heard in a subspace only.
+
+    All floating numbers of a message are one vector, means with spreads and particles with one another: what is left
+    out of any of them stays at the server as it was.
+
+    Args:
+        aggregator: of `open_private`.
+        method: the algorithm.
+        dimension: k.
+        seed: public.
+        directions: a name of `subspace.DIRECTIONS`.
+
+    Returns:
+        The aggregator, whose releases have k numbers.
+
+    Raises:
+        PrivacyError: as `Subspace.of`; when the mechanism sums no messages, or the method sends numbers that are no
+            steps, of which a subspace would keep a share.
+    """
+    subspace.check(aggregator.mechanism.kind)
+    if method.released_whole is not None:
+        what = f"{type(method).__name__} sends {method.released_whole} that are no steps from the server's"
+        what = f"{what}, and a subspace leaves most of any message at 0"
+        raise PrivacyError(what, hint="leave privacy.subspace out, or take another method")
+    return replace(aggregator, subspace=subspace.Subspace.of(aggregator.empty, dimension, seed, directions))
 
 
 def keeps_state(method: AnyMethod, server: AnyTree, batch: ClientBatch) -> bool:

@@ -84,6 +84,9 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
     personal_model: ClassVar[str] = "personal models as the clients' last local steps left them"
     """What `personalise` gives a client that took part, in words for people."""
 
+    released_whole: ClassVar[str | None] = None
+    """What of `to_release` is no step from the message, in words; None where zeros leave the server as it was."""
+
     objective: ClassVar[str | None] = None
     """Number of `report` that says how well clients fit: a "loss" in nats per row, or, under another name, what is the
     better the larger it is, in nats per client; None where nothing is fitted in rounds."""

@@ -156,6 +156,8 @@ class FedSI(FineTuned[Client], Method[Server, Message, Client, Update]):
         "decision layers that were fine-tuned"
     )
 
+    released_whole: ClassVar[str | None] = "variances"
+
     objective: ClassVar[str | None] = "loss"
 
     model: WeightModel

@@ -68,6 +68,11 @@ class Tempered(Method[Server, Message, Client, Update]):
         return self.inner.server_holds
 
     @property
+    def released_whole(self) -> str | None:  # type: ignore[override]
+        """As in the wrapped method."""
+        return self.inner.released_whole
+
+    @property
     def personal_model(self) -> str:  # type: ignore[override]
         """As in the wrapped method."""
         return self.inner.personal_model

@@ -203,6 +203,25 @@ class Cohorts:
         return 2.0 if self.neighbours == "replace" else 1.0
 
 
+def vectors(update: object) -> Tensor:
+    """Join the leaves of each client's message to one vector, in the order of `tensors.leaves`.
+
+    Args:
+        update: floating leaves [K, *].
+
+    Returns:
+        [K, D], float64.
+
+    Raises:
+        PrivacyError: when a leaf is not floating, and so cannot carry noise.
+    """
+    leaves = tensors.leaves(update)
+    for name, leaf in leaves.items():
+        if not leaf.is_floating_point():
+            raise PrivacyError(f"leaf {name!r} must be floating to be released, got {leaf.dtype}", hint="leave it out")
+    return torch.cat([leaf.double().unsqueeze(-1).flatten(1) for leaf in leaves.values()], 1)
+
+
 def norms(update: object, mechanism: Mechanism) -> Tensor:
     """Measure each client's whole update in the norm that the clip bounds.
 
@@ -223,12 +242,8 @@ def norms(update: object, mechanism: Mechanism) -> Tensor:
         >>> [norms(sent, Mechanism(kind, clip=1.0, multiplier=1.0)).tolist() for kind in ("gaussian", "laplace")]
         [[5.0], [7.0]]
     """
-    leaves = tensors.leaves(update)
-    for name, leaf in leaves.items():
-        if not leaf.is_floating_point():
-            raise PrivacyError(f"leaf {name!r} must be floating to be released, got {leaf.dtype}", hint="leave it out")
-    rows = torch.cat([leaf.double().unsqueeze(-1).flatten(1) for leaf in leaves.values()], 1)
-    length: Tensor = torch.linalg.vector_norm(rows, math.inf if mechanism.norm == "range" else mechanism.norm, dim=1)
+    order = math.inf if mechanism.norm == "range" else mechanism.norm
+    length: Tensor = torch.linalg.vector_norm(vectors(update), order, dim=1)
     return length
 
 

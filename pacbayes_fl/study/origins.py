@@ -16,7 +16,7 @@ from pacbayes_fl.files import JsonTable
 from pacbayes_fl.plugins.references import Loaded
 from pacbayes_fl.posteriors.hyper_posterior import HYPER_PRIORS
 from pacbayes_fl.posteriors.weights.families import FAMILIES
-from pacbayes_fl.privacy import kinds
+from pacbayes_fl.privacy import kinds, subspace
 from pacbayes_fl.results.rounds import readable
 from pacbayes_fl.study import sources
 from pacbayes_fl.study.file import Study
@@ -59,6 +59,7 @@ def _loaded(study: Study) -> Iterator[tuple[str, Loaded]]:
         asked.append((sources.OPEN_PARTITIONS.origin, partition))
     if study.privacy.epsilon is not None:
         asked.append((kinds.MECHANISMS.origin, study.privacy.mechanism))
+        asked.append((subspace.DIRECTIONS.origin, study.privacy.directions))
     if study.instances.method is None:
         chosen = vars(study.method.options)
         origins = {"family": FAMILIES.origin, "own_hyper_prior": HYPER_PRIORS.origin}

@@ -17,7 +17,7 @@ from pacbayes_fl.federation.arrays import Compress
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.noise import Engine
 from pacbayes_fl.options import OpenNames, option, same
-from pacbayes_fl.privacy import adaptive, kinds
+from pacbayes_fl.privacy import adaptive, kinds, subspace
 from pacbayes_fl.privacy.mechanisms import CohortKind, Neighbours
 from pacbayes_fl.server.robust import Aggregate
 
@@ -355,6 +355,10 @@ class PrivacyPart:
             clip_rate (clip_quantile - b).
         clip_noise: of that: scale of the noise on b. None is .05, or more where the count would take more than a tenth
             of the budget.
+        subspace: number k of directions on which messages are projected before the clip, and in which they are noised;
+            all their numbers are released when None. See `privacy.subspace.Subspace`.
+        directions: of that: "random" ones from the study's seed, or a function of your own, such as "mine.py:basis",
+            that takes D, k and a generator and gives [k, D]; you vouch that no client's data are in it.
         cohort: how the `federation.cohort` clients of a round are drawn; None is "poisson" where that is given (for
             "paper_algorithm_3" "fixed", for "dp-ftrl" "in-order") and "all" otherwise. "in-order" takes clients in
             turn, in an order that need not be secret: each pays for the rounds in which it took part.
@@ -383,6 +387,8 @@ class PrivacyPart:
     clip_quantile: float | None = option(None, above=0, below=1)
     clip_rate: float = option(adaptive.RATE, above=0)
     clip_noise: float | None = option(None, above=0)
+    subspace: int | None = option(None, low=1)
+    directions: str = option("random", names=lambda: OpenNames(subspace.DIRECTIONS))
     cohort: CohortKind | None = None
     neighbours: Neighbours | None = None
     multiplier: float | None = option(None, above=0)
@@ -404,12 +410,14 @@ class PrivacyPart:
             if not kind.chooses and getattr(self, key) != getattr(type(self), key):
                 what = f"[privacy] {key} is not for {self.mechanism}, which chooses among no priors"
                 raise PrivacyError(what, hint=f"mechanism = 'exponential', or leave {key} out")
-        for key in ("clip_rate", "clip_noise"):
-            if self.clip_quantile is None and getattr(self, key) != getattr(type(self), key):
-                what = f"[privacy] {key} is of a clip that follows a quantile, and none is given"
-                raise PrivacyError(what, hint=f"give clip_quantile, or leave {key} out")
-        if self.clip_quantile is not None:
-            adaptive.check(self.mechanism)
+        of_clip, of_space = ("clip_quantile", "a clip that follows a quantile"), ("subspace", "a subspace")
+        for key, (needed, what) in {"clip_rate": of_clip, "clip_noise": of_clip, "directions": of_space}.items():
+            if getattr(self, needed) is None and getattr(self, key) != getattr(type(self), key):
+                hint = f"give {needed}, or leave {key} out"
+                raise PrivacyError(f"[privacy] {key} is of {what}, and none is given", hint=hint)
+        for key, checked in {"clip_quantile": adaptive.check, "subspace": subspace.check}.items():
+            if getattr(self, key) is not None:
+                checked(self.mechanism)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.posteriors import private_residuals
-from pacbayes_fl.privacy import correlated, guarantees, kinds, outside
+from pacbayes_fl.privacy import correlated, guarantees, kinds, mechanisms, outside
 from pacbayes_fl.privacy.accounting import Budget, noise_multiplier
 from pacbayes_fl.privacy.adaptive import AdaptiveClip
 from pacbayes_fl.privacy.charges import ROUND, Charge
@@ -141,6 +141,8 @@ def open_private(
         _remark_chance(mechanism, cohorts, part.candidates, rounds)
     seed = plan.seed if simulated else None
     result = private.open_private(method, state.server, clients, plan, mechanism, cohorts, ledger, seed)
+    if part.subspace is not None:
+        result = private.in_subspace(result, method, part.subspace, plan.seed, part.directions)
     return replace(
         result, outside=Outside(ledger, others, seed) if others else None, adaptive=_adaptive(part, mechanism, cohorts)
     )
@@ -328,6 +330,9 @@ def labels(
         + _beside(others),
         f"{mechanism.kind} noise of {_noise(part, mechanism, cohorts, used)} on the sum of {' and '.join(crowds)}",
     ]
+    if part.subspace is not None:
+        length, kind = mechanisms.coordinates(aggregator.empty), part.directions
+        statements.append(f"of the {length} numbers of a message nothing leaves but {part.subspace} {kind} directions")
     if claim is not None:
         called = _called("epsilon", simulated)
         statements.append(f"{claim.who} claims {called} = {claimed:g} for this noise, which does not hold")
@@ -342,6 +347,7 @@ def labels(
             "mechanism": mechanism.kind,
             "clip": mechanism.clip,
             **({} if part.clip_quantile is None else {"clip_quantile": part.clip_quantile}),
+            **({} if part.subspace is None else {"subspace": part.subspace}),
             "multiplier": min(used),
             "delta": given.delta,
             **{_called(name, simulated): value if math.isfinite(value) else None for name, value in numbers.items()},

@@ -86,6 +86,7 @@ ANYTHING = Budget(1e300, 1e-9)
 KEYS = [key for key in PrivacyPart.__dataclass_fields__ if key != "epsilon"]
 VALUES = {"mechanism": "laplace", "cohort": "all", "neighbours": "replace", "randomness": "system", "side_share": 0.2}
 VALUES |= {"ledger": "all.json", "candidates": 400, "candidate_step": 0.6, "clip_rate": 0.2, "clip_noise": "none"}
+VALUES |= {"subspace": 3, "directions": "random"}
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -225,6 +225,47 @@ def test_a_clip_that_adapts_is_charged_for_one_more_number_and_one_that_stays_te
     assert record.values["clip"] == 1.0
 
 
+# a subspace -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [1, 2**20])
+@pytest.mark.parametrize("kind", ["gaussian", "laplace", "knorm"])
+def test_what_leaves_in_a_subspace_is_the_lifted_sum_of_clipped_projections(
+    monkeypatch: pytest.MonkeyPatch, kind: str, chunk: int
+) -> None:
+    silence(monkeypatch)
+    batch = drawn(5, 9)
+    opened = private.in_subspace(aggregator_of(batch, Mechanism(kind, 0.6, 1.0)), Sends(9), 4, PLAN.seed)
+    assert opened.subspace is not None and opened.charge.coordinates == 4
+    ((_, state),) = play(batch, opened, chunk=chunk)
+    within = batch.x[:, 0] @ opened.subspace.basis.T
+    norm = torch.linalg.vector_norm(within, 1 if kind == "laplace" else 2, dim=1)
+    mean = (within * (0.6 / norm).clamp_max(1.0).unsqueeze(1)).mean(0)
+    torch.testing.assert_close(state.server.value, mean @ opened.subspace.basis, rtol=0, atol=1e-5)  # the grid
+
+
+def test_a_subspace_and_a_clip_that_adapts_measure_the_same_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    silence(monkeypatch)
+    batch = drawn(7, 9)
+    opened = private.in_subspace(aggregator_of(batch, Mechanism("gaussian", 2.0, 1.0)), Sends(9), 4, PLAN.seed)
+    opened = replace(opened, adaptive=AdaptiveClip(0.3, 0.7, 0.2))
+    assert opened.subspace is not None and opened.charge.coordinates == 5
+    ((record, _),) = play(batch, opened)
+    norms = (batch.x[:, 0] @ opened.subspace.basis.T).norm(dim=1)
+    assert record.values["below_clip"] == pytest.approx(float((norms <= 2.0).double().mean()), abs=1e-4)
+    assert 0 < record.values["below_clip"] < 1
+
+
+def test_noise_in_a_subspace_is_as_long_as_its_dimension_and_stays_in_it() -> None:
+    batch = rows(torch.zeros(3, 400, dtype=torch.float64))
+    opened = private.in_subspace(aggregator_of(batch, Mechanism("gaussian", 2.0, 1.5)), Sends(400), 100, PLAN.seed)
+    assert opened.subspace is not None
+    ((_, state),) = play(batch, opened)
+    noise, basis = state.server.value, opened.subspace.basis
+    torch.testing.assert_close(noise @ basis.T @ basis, noise, rtol=0, atol=1e-12)
+    assert stats.kstest((3 * noise @ basis.T / 3.0).numpy(), "norm").pvalue > 1e-6
+
+
 # cohorts in a known order -------------------------------------------------------------------------------------
 
 
@@ -397,23 +438,28 @@ def test_what_cannot_be_paid_is_not_released(tmp_path: Path, monkeypatch: pytest
     assert len(aggregator.ledger) == len(Ledger(tmp_path, Budget(1.0, 0.0))) == 1
 
 
+@pytest.mark.parametrize("dimension", [None, 2], ids=["whole", "subspace"])
 @pytest.mark.parametrize("adaptive", [None, AdaptiveClip(0.4, 0.5, 0.3)], ids=["fixed", "adaptive"])
 @pytest.mark.parametrize("seed", [5, None])
 def test_a_round_that_was_cut_short_takes_the_release_that_it_has_paid_for(
-    tmp_path: Path, seed: int | None, adaptive: AdaptiveClip | None
+    tmp_path: Path, seed: int | None, adaptive: AdaptiveClip | None, dimension: int | None
 ) -> None:
     """Cohort and mean are those of before, whatever the clients send now."""
     batch, cohorts = drawn(6, 4), Cohorts(6, 3.0, "poisson")
     plan, mechanism = replace(PLAN, rounds=2), Mechanism("gaussian", 1.0, 1.0)
-    opened = open_private(Sends(4), batch, plan, tmp_path, mechanism, cohorts, seed, ANY)
-    aggregator = replace(opened, adaptive=adaptive)
+
+    def chosen(opened: PrivateAggregator) -> PrivateAggregator:
+        opened = replace(opened, adaptive=adaptive)
+        return opened if dimension is None else private.in_subspace(opened, Sends(4), dimension, PLAN.seed)
+
+    aggregator = chosen(open_private(Sends(4), batch, plan, tmp_path, mechanism, cohorts, seed, ANY))
     (_, first), (record, second) = engine.rounds(Sends(4), batch, plan, None, aggregator)
     turned = replace(batch, x=-batch.x).select(torch.tensor([3, 0, 5, 1, 4, 2]))  # in another order
     clients = tensors.select(first.clients, torch.tensor([3, 0, 5, 1, 4, 2]))
     opened = private.open_private(
         Sends(4), first.server, turned, plan, mechanism, cohorts, Ledger(tmp_path, ANY, released=1), seed
     )
-    again = replace(opened, adaptive=adaptive)
+    again = chosen(opened)
     ((told, state),) = engine.rounds(Sends(4), turned, plan, first._replace(kept=clients), again)
     assert told == record and len(again.ledger) == 2
     assert bits(state.server) == bits(second.server) and state.watch == second.watch

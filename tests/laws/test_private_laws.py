@@ -16,6 +16,7 @@ from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.baselines.clustered import Clustered
+from pacbayes_fl.methods.pac_pfl.gp import FederatedSVGD
 from pacbayes_fl.methods.variational.cfedbayes import CFedBayes
 from pacbayes_fl.options import options_of
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
@@ -235,6 +236,31 @@ def test_what_is_released_is_as_private_as_it_is_long(case: Case) -> None:
         x = s.batch.x
         for index, posterior in personalisation.personalise(s.method, state, s.batch, s.plan):
             assert all(number.isfinite().all() for number in numbers(posterior.predict(x[index])).values())
+
+
+@every_released
+def test_what_a_subspace_leaves_out_stays_at_the_server_as_it_was(case: Case) -> None:
+    """A release of zeros is the message itself, or says by name what of it is no step."""
+    s = scene(case, 1)
+    opened = aggregator_of(s)
+    if s.method.released_whole is not None:
+        with pytest.raises(PrivacyError, match="sends variances that are no steps from the server's"):
+            private.in_subspace(opened, s.method, 3, 0)
+        return
+    zeros = tensors.tree_map(lambda leaf: leaf.new_zeros(1, *leaf.shape[1:]), opened.empty)
+    update = s.method.from_release(s.message, zeros, float(s.batch.clients))
+    steps = s.method.client_deltas(s.message, update)
+    assert all(not leaf.any() for leaf in tensors.leaves(steps).values())
+    plain = s.method.server(s.server, update, s.batch.clients)
+    if not isinstance(s.method, FederatedSVGD):  # which the prior moves
+        after, before = tensors.leaves(s.method.broadcast(plain)), tensors.leaves(s.message)
+        floating = [name for name, leaf in before.items() if leaf.is_floating_point()]  # rounds are counted
+        assert_close({name: after[name] for name in floating}, {name: before[name] for name in floating}, 1e-9)
+    within = private.in_subspace(aggregator_of(s, Mechanism("gaussian", 1.0, 2.0)), s.method, 3, 0)
+    _, state = third(s, within)
+    assert within.charge.coordinates == 3 and all(
+        leaf.isfinite().all() for leaf in tensors.leaves(state.server).values()
+    )
 
 
 @every_released

@@ -86,6 +86,7 @@ def test_numbers_have_the_ranges_that_they_always_had() -> None:
         "[privacy] clip_quantile": "strictly between 0 and 1",
         "[privacy] clip_rate": "positive and finite",
         "[privacy] clip_noise": "positive and finite",
+        "[privacy] subspace": "at least 1",
         "[privacy] multiplier": "positive and finite",
         "[privacy] side_share": "above 0 and at most 0.3",
         "[privacy] total": "from 1e-08 to 1e+08",

@@ -235,6 +235,29 @@ def test_a_mechanism_of_ones_own_makes_a_run_private(tmp_path: Path) -> None:
     assert open_run(tmp_path / "run").study.privacy.mechanism == name
 
 
+DIRECTIONS = """
+import torch
+
+
+def first(d, k, generator):
+    return torch.eye(k, d)
+"""
+
+
+def test_directions_of_ones_own_are_found_from_the_studys_folder_and_watched(tmp_path: Path) -> None:
+    """Of eight coordinates, the first; a run whose file has changed does not go on."""
+    path = write(tmp_path, "mine.py", DIRECTIONS)
+    private = {"epsilon_if_noise_were_secret": 10.0, "subspace": 8, "directions": "mine.py:first"}
+    study = written(tmp_path, privacy=private)
+    found = run(Study.from_toml(study), tmp_path / "run")
+    name = f"{path.resolve()}:first"
+    assert f"nothing leaves but 8 {name} directions" in found.labels["privacy"]["statement"]
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["own_files"].keys() == {name}
+    path.write_text(DIRECTIONS.replace("eye", "ones"))
+    with pytest.raises(StudyError, match="has changed: SHA-256"):
+        run(Study.from_toml(study), tmp_path / "run", resume=True)
+
+
 OWN_PARTS = """
 import torch
 

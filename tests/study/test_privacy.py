@@ -91,7 +91,12 @@ class Undisturbed(NamedTuple):
     sets: tuple[str, ...]
 
 
-@pytest.fixture(scope="module", params=[(), FOLLOWING, CORRELATED], ids=["", "following", "dp-ftrl"])
+WITHIN = ("privacy.subspace=5", *CORRELATED)
+
+
+@pytest.fixture(
+    scope="module", params=[(), FOLLOWING, CORRELATED, WITHIN], ids=["", "following", "dp-ftrl", "subspace"]
+)
 def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
     run(folder, SEEDED, *request.param)
@@ -308,6 +313,31 @@ def test_a_clip_that_follows_norms_costs_what_one_that_stays_does_and_says_what_
         run(tmp_path, ON, "privacy.clip_quantile=0.6", "privacy.clip=0.1", resume=True)
 
 
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace", "knorm"])
+def test_a_subspace_costs_what_messages_of_its_dimension_cost_and_the_label_says_so(
+    tmp_path: Path, mechanism: str
+) -> None:
+    about = said(run(tmp_path, ON, "privacy.subspace=5", f"privacy.mechanism={mechanism}"))
+    multiplier = about["multiplier"]
+    assert Ledger(tmp_path, ANYTHING).charges == (Charge(mechanism, multiplier, 5, Cohorts(4)),) * ROUNDS
+    assert about["epsilon"] <= 10 and about["subspace"] == 5
+    assert f"of the {COORDINATES} numbers of a message nothing leaves but 5 random directions" in about["statement"]
+    with pytest.raises(CheckpointError, match="subspace"):
+        run(tmp_path, ON, "privacy.subspace=6", f"privacy.mechanism={mechanism}", resume=True)
+
+
+def test_the_server_moves_within_the_subspace_alone(tmp_path: Path) -> None:
+    """FedAvg, whose server adds releases: after any number of rounds it is k numbers away from its start."""
+    sets = (*quick("fedavg"), "method.weighting=uniform", "privacy.epsilon=10", "privacy.subspace=3")
+    folders = [tmp_path / f"{rounds}" for rounds in (2, 4, 6, 8, 10)]
+    for rounds, folder in zip((2, 4, 6, 8, 10), folders, strict=True):
+        run(folder, *sets, f"federation.rounds={rounds}")
+    states = [checkpoint.load(folder) for folder in folders]
+    points = torch.stack([saved.tensors["server.theta"] for saved in states if saved is not None])
+    apart = torch.linalg.svdvals(points - points[0])
+    assert float(apart[2]) > 1e-4 * float(apart[0]) and float(apart[3]) < 1e-4 * float(apart[2])
+
+
 def test_a_count_that_would_cost_more_than_the_budget_is_refused_before_anything(tmp_path: Path) -> None:
     with pytest.raises(PrivacyError, match=r"noise of 0\.05 on the share of clients below the clip costs more than"):
         run(tmp_path / "run", "privacy.epsilon=1", "privacy.clip_quantile=0.5", "privacy.clip_noise=0.05")
@@ -373,6 +403,8 @@ def test_every_kind_of_method_runs_privately(tmp_path: Path, name: str) -> None:
         (["privacy.mechanism=dp-ftrl", "federation.cohort=3"], "dp-ftrl correlates the noise"),
         (["privacy.mechanism=dp-ftrl", "federation.cohort=2", "privacy.cohort=poisson"], "dp-ftrl correlates"),
         (["federation.cohort=2", "privacy.cohort=in-order", "privacy.ledger=a.json"], "accounted for in a row"),
+        (["privacy.subspace=72"], r"subspace must be from 1 to 71, as a message has 72 numbers, got 72"),
+        ([*quick("fedsi"), "method.weighting=uniform", "privacy.subspace=3"], "FedSI sends variances that are no"),
         (["report.certify.scheme=folds", "report.certify.folds=2"], "trains several times"),
         (["method.name=fedavg"], "weighting = 'rows' needs"),
         (["method.name=cfedbayes"], "start = 'uploads' groups"),
@@ -418,6 +450,10 @@ def test_a_private_run_needs_a_folder_for_its_ledger() -> None:
         ({"clip_quantile": 1.0}, "clip_quantile must be strictly between 0 and 1, got 1"),
         ({"clip_rate": 0.3}, r"clip_rate is of a clip that follows a quantile.*\(give clip_quantile, or leave"),
         ({"clip_noise": 0.3}, "clip_noise is of a clip that follows a quantile"),
+        ({"subspace": 0}, "subspace must be at least 1, got 0"),
+        ({"directions": "mine.py:basis"}, r"directions is of a subspace, and none is given.*\(give subspace, or leave"),
+        ({"subspace": 3, "mechanism": "exponential"}, "subspace is not for exponential, which chooses"),
+        ({"subspace": 3, "mechanism": "paper_algorithm_3"}, "subspace is not for paper_algorithm_3, which has"),
         ({"clip_quantile": 0.5, "mechanism": "exponential"}, "clip_quantile is not for exponential, which chooses"),
         ({"clip_quantile": 0.5, "mechanism": "dp-ftrl"}, "clip_quantile is not for dp-ftrl, which correlates"),
         ({"clip_quantile": 0.5, "mechanism": "paper_algorithm_3"}, "clip_quantile is not for paper_algorithm_3"),

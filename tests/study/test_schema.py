@@ -236,7 +236,7 @@ def test_references_to_objects_of_ones_own_are_accepted_where_studies_take_them(
     own = {"method": {"name": "mine.py:Mine", "anything": 3}, "model": {"kind": "package.module:KIND", "depth": 2}}
     own |= {"data": {"source": "mine.py:SOURCE", "options": {"clients": 3}}}
     own |= {"methods": {"mine.py:Mine": {"method": {"anything": 4}}}}
-    own |= {"privacy": {"epsilon": 1.0, "mechanism": "mine.py:NOISE"}}
+    own |= {"privacy": {"epsilon": 1.0, "mechanism": "mine.py:NOISE", "subspace": 3, "directions": "mine.py:basis"}}
     assert errors(own) == []
     partition = {"data": {"source": "mnist", "options": {"partition": "mine.py:BLOCKS"}}, "method": {"name": "fedavg"}}
     assert errors(partition) == []

@@ -29,6 +29,7 @@ SMALL = ["federation.rounds=3", "method.particles=2", "federation.device=cpu", "
 SHARED = 'deploy.share=["rows","metrics"]'
 PRIVATE = ["privacy.epsilon=1e3", "privacy.clip=10", "privacy.randomness=simulation", "privacy.delta=1e-3"]
 FOLLOWING = [*PRIVATE, "privacy.clip_quantile=0.4"]
+WITHIN = [*PRIVATE, "privacy.subspace=7"]
 CORRELATED = [*PRIVATE, "privacy.mechanism=dp-ftrl", "federation.cohort=3"]
 NAMES = load(Study.from_toml("polynomial", SMALL)).groups["existing"].train.names
 
@@ -58,8 +59,8 @@ def server_of(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "more",
-    [[], ["federation.cohort=3"], PRIVATE, FOLLOWING, CORRELATED],
-    ids=["all", "cohort", "private", "following", "dp-ftrl"],
+    [[], ["federation.cohort=3"], PRIVATE, FOLLOWING, CORRELATED, WITHIN],
+    ids=["all", "cohort", "private", "following", "dp-ftrl", "subspace"],
 )
 def test_a_study_over_nodes_is_that_on_one_machine(more: list[str], tmp_path: Path) -> None:
     study = study_of(*more)
