@@ -42,6 +42,8 @@ def check(method: AnyMethod, batch: ClientBatch, plan: FederationPlan, state: Fe
     Raises:
         StudyError: naming the option.
     """
+    if plan.average_last:
+        method.check_average()
     if plan.min_clients > batch.clients:
         raise StudyError(f"min_clients is {plan.min_clients}, and there are {batch.clients} clients")
     reduction.check(method, method.broadcast(state.server), batch.clients, plan)
@@ -115,7 +117,7 @@ def play(player: Player, state: FederationState) -> Iterator[tuple[RoundRecord, 
         state = state._replace(watch=state.watch._replace(halved=halved))
     said = set[str]()
     while state.round < plan.rounds:
-        begun, t = time.perf_counter(), state.round + 1
+        begun, t, average = time.perf_counter(), state.round + 1, state.average
         undone = [] if aggregator is None else list(aggregator.undone(t))
         played = player.play(state, undone)
         while (trouble := guard.trouble(state, played)) is not None:
@@ -124,7 +126,7 @@ def play(player: Player, state: FederationState) -> Iterator[tuple[RoundRecord, 
             state = guard.undo(state, outcome, trouble)
             undone.append(trouble.text)
             played = guard.again(state, trouble, undone)
-        state, outcome = played
+        state, outcome = played.state.averaged(average, plan), played.outcome
         del played
         if aggregator is not None:
             record = aggregator.record(t, outcome.values)
@@ -203,7 +205,7 @@ def run_rounds(
         on_round: called with the record of every round.
 
     Returns:
-        The state after the last round.
+        The state after the last round; with `plan.average_last` its server is the mean of those of the last rounds.
 
     Raises:
         ClientError, NumericalError: as `rounds`.
@@ -222,4 +224,4 @@ def run_rounds(
         last = state
         if on_round is not None:
             on_round(record)
-    return last
+    return last.used

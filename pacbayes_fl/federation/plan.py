@@ -44,6 +44,10 @@ class FederationPlan:
             two groups of labels (`benchmarks/RESULTS_ROBUST.md`).
         faulty: f, clients of a round that may send anything; 1 when None. "trimmed" leaves out that many on either
             side, "multi-krum" that many steps.
+        average_last: share of the rounds after which the server is averaged: what clients get after the last round is
+            the mean of its states after so many of the last ones, and at least one, each number by itself; rounds go on
+            from the last state. 0 takes that state. Steps that do not shrink, and noise, leave the server going around
+            what its states have as their mean (Polyak and Juditsky 1992). It costs no privacy.
         clip_multiple: of the running median of norms, over the last 10 rounds, at which "clipped" ends a step; 2 when
             None.
 
@@ -66,6 +70,7 @@ class FederationPlan:
     aggregate: Aggregate = "mean"
     faulty: int | None = option(None, low=0, symbol="f")
     clip_multiple: float | None = option(None, above=0)
+    average_last: float = option(0.0, low=0, high=1)
 
     def __post_init__(self) -> None:
         """Check the ranges, and that the options go together."""
@@ -75,6 +80,11 @@ class FederationPlan:
             raise StudyError(f"cohort must be at least min_clients={self.min_clients}, got {self.cohort}")
         if self.train not in ("cohort", "all"):
             raise StudyError(f"train must be 'cohort' or 'all', got {self.train!r}")
+
+    @property
+    def averaged_from(self) -> int:
+        """First round whose state is in the mean; one more than there are where none is."""
+        return self.rounds + 1 - (max(1, round(self.average_last * self.rounds)) if self.average_last else 0)
 
     @property
     def suspects(self) -> int:

@@ -60,7 +60,7 @@ def save(
     if not any(ranks.share(len(known))) and ranks.first:
         known = [0]  # whatever a client keeps, a checkpoint says what it is
     states = kept.gathered(known) if known else None
-    flat = tensors.leaves({"server": state.server})
+    flat = tensors.leaves(state.server_side)
     if not any(ranks.share(bool(known) and bool(tensors.leaves(states)))):
         _together(ranks, lambda: _whole(folder, state, flat, meta, ranks))
         return

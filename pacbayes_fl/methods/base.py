@@ -263,6 +263,17 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         """Raise StudyError where a rule that joins steps does not bound what one client can do."""
 
     @default
+    def check_average(self) -> None:
+        """Raise StudyError where the mean of the server's states of several rounds, leaf by leaf, is none of a server.
+
+        Particles, components and slots of a server have a mean each, where the k-th of a round is that of the next.
+        """
+        if type(self).client_deltas is Method.client_deltas:
+            raise no_average(
+                self, "no mean of clients' steps moves it" if self.federated else "it trains on their rows"
+            )
+
+    @default
     def fewest_joined(self, clients: int) -> int:
         """The smallest number of steps, of that many clients in a round, that the server joins to one."""
         return clients
@@ -293,6 +304,20 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
     def footprint(self, rows: int) -> int:
         """Numbers that the hot loop holds per client of `rows` rows; the engine sizes its chunks by it."""
         return 1
+
+
+def no_average(method: AnyMethod, why: str) -> StudyError:
+    """Say that the mean of the server's states of several rounds is no state of a method.
+
+    Args:
+        method: the algorithm.
+        why: a clause on that server.
+
+    Returns:
+        The error.
+    """
+    what = f"average_last takes the mean of the server's states, and that of {type(method).__name__} has none: {why}"
+    return StudyError(what, hint="federation.average_last = 0")
 
 
 def no_later_rows(method: AnyMethod, option: str = "") -> StudyError:

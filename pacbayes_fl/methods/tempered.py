@@ -185,6 +185,10 @@ class Tempered(Method[Server, Message, Client, Update]):
         """As the method itself."""
         self.inner.check_rule(aggregate)
 
+    def check_average(self) -> None:
+        """As in the wrapped method."""
+        self.inner.check_average()
+
     def fewest_joined(self, clients: int) -> int:
         """As in the wrapped method."""
         return self.inner.fewest_joined(clients)

@@ -284,7 +284,7 @@ class RunFolder:
         kept = Kept.of(state.kept, clients.clients)
         known = kept.present or (0,)
         own = kept.gathered(known)
-        flat = tensors.leaves({"server": state.server, "clients": own})
+        flat = tensors.leaves({**state.server_side, "clients": own})
         partly = len(known) < clients.clients and bool(tensors.leaves(own))  # the others have never taken part
         meta = SavedMeta(
             study.table(),
@@ -418,9 +418,7 @@ def _restored(method: AnyMethod, clients: ClientBatch, study: Study, saved: Chec
     _check_finite(saved, meta)
     fresh = federation_state.start(method, clients, study.plan)
     flat = {name: tensor.to(clients.x.device) for name, tensor in saved.tensors.items()}
-    server = tensors.unleaves(
-        {"server": fresh.server}, {n: t for n, t in flat.items() if n.startswith("server")}, exact=False
-    )
+    server, average = federation_state.restored(fresh.server, flat)
     states = {name: tensor for name, tensor in flat.items() if name.startswith("clients")}
     known_before = tensors.unleaves({"clients": fresh.kept.select((0,))}, states, exact=False)["clients"]
     match = checkpoint.match_clients(meta.stateful, clients.ids)
@@ -429,9 +427,9 @@ def _restored(method: AnyMethod, clients: ClientBatch, study: Study, saved: Chec
         (target[own], tensors.select(known_before, source[own])) for own in tensors.client_blocks(len(target))
     )
     if joined := [k for k, client in enumerate(clients.ids) if client not in seen]:
-        today = Kept.start(method, method.broadcast(server["server"]), clients)  # of today's server
+        today = Kept.start(method, method.broadcast(server), clients)  # of today's server
         known = known.after([(joined, today.select(joined))])
-    return FederationState(server["server"], known, saved.round, meta.watch)
+    return FederationState(server, known, saved.round, meta.watch, average)
 
 
 def _check_finite(saved: Checkpoint, meta: SavedMeta) -> None:

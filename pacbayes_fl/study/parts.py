@@ -232,6 +232,7 @@ class FederationPart:
     aggregate: Aggregate = same(FederationPlan, "aggregate")
     faulty: int | None = same(FederationPlan, "faulty")
     clip_multiple: float | None = same(FederationPlan, "clip_multiple")
+    average_last: float = same(FederationPlan, "average_last")
     on_bad_client: Literal["drop", "stop"] = same(FederationPlan, "on_bad_client")
     min_clients: int = same(FederationPlan, "min_clients")
     chunk: int = same(FederationPlan, "chunk")

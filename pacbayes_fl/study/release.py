@@ -119,9 +119,9 @@ def _server_side(folder: Path) -> Served:
         raise DataError(f"{folder / NODES} cannot be read: {error}", hint="restore it from a copy") from error
     method, _ = build(study, schema)
     start = method.init_server(torch.Generator().manual_seed(study.seed))
-    flat = {name: leaf for name, leaf in saved.tensors.items() if name.startswith("server")}
     with checkpoint.meant(saved):
-        server = tensors.unleaves({"server": start}, flat, exact=False)["server"]
+        server, average = federation_state.restored(start, saved.tensors)
+        server = server if average is None else average.server
     watch, raw = SavedMeta.of(saved).watch, torch.float32 if shape else torch.float64
     method = federation_state.at_rates(method, FederationState(server, None, saved.round, watch))
     return Served(study, method, server, saved.round, schema, scaling.read(folder, schema), dtype, raw)

@@ -292,7 +292,7 @@ def _trained(
         for record, after in engine.rounds(begun.method, begun.clients, study.plan, begun.state, aggregator, ranks):
             if taken(record, after):
                 break
-    state = going.state
+    state, averaged = going.state.used, going.state.labels()
     if records and state.round < study.plan.rounds:  # a budget ended it: this is the last round, and is scored as such
         records[-1] = _scored(begun, state, records[-1], aggregator, True, ranks)
     overfitting.look_back(study, records, begun.groups["existing"].validation, begun.method.objective)
@@ -302,7 +302,7 @@ def _trained(
         residuals.keep(folder.path, errors, state.round)
     together = None if aggregator is None else aggregator.ledger.settle()
     notes = {**begun.settled.notes, **privacy.labels(study, aggregator, state.round, together), **state.watch.labels()}
-    notes |= callbacks.notes(state.round, study.plan.rounds) | residuals.labels(study)
+    notes |= callbacks.notes(state.round, study.plan.rounds) | residuals.labels(study) | averaged
     return begun.trained(state, folder, rounds=tuple(records), notes=notes, errors=errors)
 
 
@@ -412,5 +412,6 @@ def open_run(
     study, dataset, released = place.load()
     begun = _assembled(study, {}, dataset, place)
     spent = partial(privacy.replacement, study, place.path, released)
-    errors, records = begun.errors(begun.state, place), place.rounds(begun.state.round)
-    return begun.trained(begun.state, place, rounds=records, replacement=spent, errors=errors)
+    state = begun.state.used
+    errors, records = begun.errors(state, place), place.rounds(state.round)
+    return begun.trained(state, place, rounds=records, replacement=spent, errors=errors)

@@ -127,8 +127,8 @@ def serve(
             for record, after in engine.play(player, state):
                 if taken(record, after):
                     break
-        state = going.state
-        labels = {**notes, **privacy.labels(study, aggregator, state.round), **state.watch.labels()}
+        state, averaged = going.state.used, going.state.labels()
+        labels = {**notes, **privacy.labels(study, aggregator, state.round), **state.watch.labels(), **averaged}
         labels |= told.notes(state.round, study.plan.rounds)
         rows = _finished(study, method, nodes, hellos, known, state, aggregator)
         about = described.labels(study, method, state.round, schema, shared, rows, records)

@@ -93,7 +93,7 @@ class Training:
     def _after(self, stop: StopSignal | StopRequest | CommonStop, record: RoundRecord, state: FederationState) -> bool:
         self.state, self._released = state, None if self.aggregator is None else len(self.aggregator.ledger)
         last = record.round == self.study.plan.rounds
-        record = self.listeners.scored(record, state, last)
+        record = self.listeners.scored(record, state.used, last)
         self.records.append(record)
         self.listeners.on_round(record)
         self.folder.append(record)

@@ -182,6 +182,47 @@ def test_a_run_that_goes_on_is_one_that_was_never_interrupted(case: Case, d: int
     laws.resume(scene(case, d))
 
 
+def _averages(case: Case, d: int) -> bool:
+    try:
+        scene(case, d).method.check_average()
+    except StudyError:
+        return False
+    return True
+
+
+def test_the_methods_whose_servers_have_no_mean_are_known() -> None:
+    refused = {case.name for case in ALL + LABELLED if case.name in METHODS and not _averages(case, case.dimensions[0])}
+    unmoved = {name for name, recipe in METHODS.items() if recipe.method in (LocalOnly, VanillaBNN)}
+    unmoved |= {name for name, recipe in METHODS.items() if issubclass(recipe.method, LocalMethod)}
+    central = {name for name, recipe in METHODS.items() if not recipe.method.federated}
+    assert refused == unmoved | central | {"cfedbayes", "ifca", "fesem", "fedcfl", "fedamp", "heurfedamp", "bnfed"}
+
+
+@every_federated
+def test_clients_are_served_from_the_mean_of_the_servers_last_states(case: Case, d: int) -> None:
+    """Each number by itself, whole ones as they are last; a run goes on from what was saved; or it is refused."""
+    s = scene(case, d)
+    plan = replace(s.plan, rounds=3, average_last=0.6)
+    if not _averages(case, d):
+        with pytest.raises(StudyError, match=r"average_last takes the mean .*\(federation.average_last = 0\)"):
+            engine.run_rounds(s.method, s.batch, plan)
+        return
+    states = [state for _, state in engine.rounds(s.method, s.batch, plan)]
+    assert [state.average is None for state in states] == [True, False, False]
+    before, last, used = (tensors.leaves(tree) for tree in (states[1].server, states[2].server, states[2].used.server))
+    for name, leaf in used.items():
+        if leaf.is_floating_point():
+            torch.testing.assert_close(leaf, (before[name] + last[name]) / 2, rtol=1e-6, atol=1e-6, msg=name)
+        else:
+            assert torch.equal(leaf, last[name]), name
+    flat = {name: leaf.clone() for name, leaf in tensors.leaves(states[1].server_side).items()}
+    server, average = federation_state.restored(s.server, flat)
+    ((_, again),) = engine.rounds(s.method, s.batch, plan, states[1]._replace(server=server, average=average))
+    assert bits(again.used.server) == bits(states[2].used.server)
+    for index, posterior in personalisation.personalise(s.method, again.used, s.batch, plan):
+        assert all(number.isfinite().all() for number in numbers(posterior.predict(s.batch.x[index])).values())
+
+
 @every_federated
 def test_one_client_that_fails_moves_nobody_else(case: Case, d: int) -> None:
     laws.failure(scene(case, d))

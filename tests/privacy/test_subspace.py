@@ -61,7 +61,9 @@ def test_the_way_there_and_back_is_an_orthogonal_projection(dimension: int) -> N
 def test_leaves_keep_their_names_shapes_and_dtypes_and_their_order_is_that_of_the_tree() -> None:
     """A basis of single coordinates says which leaf a direction moves."""
     own = Subspace(torch.eye(SIZE, dtype=torch.float64)[[0, 15, 19]], EMPTY)
-    sent = own.project({"loc": torch.full((2, 3, 5), 1.0), "rho": torch.full((2, 4), 2.0), "one": torch.full((2,), 3.0)})
+    sent = own.project(
+        {"loc": torch.full((2, 3, 5), 1.0), "rho": torch.full((2, 4), 2.0), "one": torch.full((2,), 3.0)}
+    )
     assert sent.within.tolist() == [[1.0, 2.0, 3.0]] * 2
     back = own.lift(sent)
     assert {name: (leaf.shape, leaf.dtype) for name, leaf in back.items()} == {

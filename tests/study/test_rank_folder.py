@@ -7,6 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -69,6 +72,30 @@ def test_a_run_goes_on_with_any_number_of_processes(tmp_path: Path) -> None:
 
         assert together(world, tmp_path / f"pipes{rounds}", work) == [6, *[0] * (world - 1)]
     assert_same(tmp_path / "run", tmp_path / "alone")
+
+
+def test_processes_have_one_mean_of_the_servers_last_states(tmp_path: Path) -> None:
+    """Two have it; three go on from the round before the last, within the rounds that are averaged."""
+    write_csv(tmp_path / "rows.csv", rows())
+    study = study_of(tmp_path, 4)
+    study = replace(study, federation=replace(study.federation, average_last=0.8))
+    run(study, tmp_path / "alone")
+
+    def work(ranks: Ranks, resume: bool = False) -> int:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the last round is damaged
+            return len(run(study, tmp_path / "run", resume, ranks=ranks).rounds)
+
+    assert together(2, tmp_path / "two", work) == [4, 4]
+    assert_same(tmp_path / "run", tmp_path / "alone")
+    (tmp_path / "run" / "checkpoints" / "round_000004" / "state.safetensors").write_bytes(b"damaged")
+    assert together(3, tmp_path / "three", partial(work, resume=True)) == [4, 4, 4]
+    mine, theirs = (checkpoint.load(tmp_path / name) for name in ("run", "alone"))
+    assert mine is not None and theirs is not None and mine.round == theirs.round == 4
+    averaged = [name for name in theirs.tensors if name.startswith("average.")]
+    assert "average.first" in averaged and int(mine.tensors["average.first"]) == 2
+    for name in averaged:
+        assert mine.tensors[name].double().allclose(theirs.tensors[name].double(), 1e-12, 1e-12), name
 
 
 def test_private_studies_are_refused() -> None:

@@ -30,7 +30,8 @@ from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study import run
 from pacbayes_fl.study.data import load, provenance
 from pacbayes_fl.study.file import Study
-from tests.tiny import ROUNDS, assert_same_results, assert_same_state, on_csv, rows, state, tiny, write_csv
+from pacbayes_fl.study.release import open_release, release
+from tests.tiny import ROUNDS, assert_same_results, assert_same_state, on_csv, quick, rows, state, tiny, write_csv
 
 OnRound = Callable[[RoundRecord], None]
 PARTS = ("x_train", "y_train", "mask_train", "x_test", "y_test", "mask_test", "mean", "std", "lower", "upper", "pit")
@@ -477,3 +478,79 @@ def test_a_run_that_was_stopped_can_be_opened(tmp_path: Path) -> None:
     first = run.open_run(tmp_path).state.server.particles
     run.run(tiny(), tmp_path, resume=True)
     assert not torch.equal(run.open_run(tmp_path).state.server.particles, first)
+
+
+# the mean of the last rounds ------------------------------------------------------------------------------------
+
+AVERAGED = ("federation.average_last=0.5", "report.evaluate_every=1")
+"""Rounds 7 to 12."""
+
+
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run whose server is averaged; only to be read."""
+    folder = tmp_path_factory.mktemp("averaged") / "run"
+    run.run(tiny(*AVERAGED, "federation.checkpoint_every=1"), folder)
+    return folder
+
+
+def particles_after(rounds: range) -> torch.Tensor:
+    """Give the particles after several rounds, of runs that end there."""
+    studies = [tiny(f"federation.rounds={number}") for number in rounds]
+    return torch.stack([run.train(one).state.server.particles for one in studies])
+
+
+def test_whatever_is_made_of_a_run_is_made_of_the_mean_of_its_last_servers(averaged: Path, tmp_path: Path) -> None:
+    expected = particles_after(range(7, ROUNDS + 1))
+    opened = run.open_run(averaged)
+    torch.testing.assert_close(opened.state.server.particles, expected.mean(0), rtol=1e-10, atol=1e-12)
+    saved = state(averaged)
+    assert torch.equal(saved["server.particles"], expected[-1]), "rounds have gone on from the last"
+    assert torch.equal(saved["average.server.particles"], opened.state.server.particles)
+    release(averaged, tmp_path / "released")
+    assert torch.equal(open_release(tmp_path / "released").server.particles, opened.state.server.particles)
+    again = run.report(opened)
+    for group in ("existing", "new"):
+        assert results.load(averaged).column(group, "rsmse") == again.column(group, "rsmse")
+    labels = json.loads((averaged / "labels.json").read_text())
+    assert labels["averaged"] == "the server's model is the mean of those after rounds 7 to 12"
+
+
+def test_the_learning_curve_is_of_what_would_be_used_if_a_run_ended_there(averaged: Path, tmp_path: Path) -> None:
+    """Of the last state until the mean begins; then of the mean so far, which ends with the result."""
+    run.run(tiny("report.evaluate_every=1"), tmp_path)
+    mine, plain = (rounds.read_rounds(folder) for folder in (averaged, tmp_path))
+    same = [one.values["rsmse"] == other.values["rsmse"] for one, other in zip(mine, plain, strict=True)]
+    assert same == [True] * 7 + [False] * 5
+    assert all(one.values["log_evidence"] == two.values["log_evidence"] for one, two in zip(mine, plain, strict=True))
+    scores = results.load(averaged).column("existing", "rsmse")
+    assert mine[-1].values["rsmse"] == pytest.approx(sum(scores) / len(scores), rel=1e-9)
+
+
+@pytest.mark.parametrize("round", [3, 6, 7, 10])
+def test_a_run_that_was_stopped_has_the_same_mean(averaged: Path, tmp_path: Path, round: int) -> None:
+    interrupted(tiny(*AVERAGED), tmp_path, round)
+    opened = run.open_run(tmp_path)
+    assert torch.equal(opened.state.server.particles, state(tmp_path)["server.particles"]) == (round <= 7)
+    run.run(tiny(*AVERAGED), tmp_path, resume=True)
+    assert_same_results(tmp_path, averaged)
+
+
+def test_a_damaged_round_is_averaged_anew(averaged: Path, tmp_path: Path) -> None:
+    shutil.copytree(averaged, tmp_path / "run")
+    flip_a_byte(tmp_path / "run" / "checkpoints" / f"round_{ROUNDS:06d}" / "state.safetensors")
+    with pytest.warns(DamageWarning):
+        run.run(tiny(*AVERAGED, "federation.checkpoint_every=1"), tmp_path / "run", resume=True)
+    assert_same_state(tmp_path / "run", averaged)
+
+
+def test_another_share_is_another_study(averaged: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"average_last: saved 0\.5, now 0\.25"):
+        run.run(tiny(*AVERAGED, "federation.average_last=0.25"), averaged, resume=True)
+
+
+def test_a_method_whose_server_has_no_mean_is_refused_before_anything(tmp_path: Path) -> None:
+    for name in ("ifca", "local", "pooled-gp"):
+        with pytest.raises(StudyError, match=r"average_last takes the mean of the server's states"):
+            run.run(tiny(*quick(name), "federation.average_last=0.5"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -30,6 +30,7 @@ SHARED = 'deploy.share=["rows","metrics"]'
 PRIVATE = ["privacy.epsilon=1e3", "privacy.clip=10", "privacy.randomness=simulation", "privacy.delta=1e-3"]
 FOLLOWING = [*PRIVATE, "privacy.clip_quantile=0.4"]
 WITHIN = [*PRIVATE, "privacy.subspace=7"]
+AVERAGED = ["federation.average_last=0.7", "report.evaluate_every=1", 'deploy.share=["rows","loss","metrics"]']
 CORRELATED = [*PRIVATE, "privacy.mechanism=dp-ftrl", "federation.cohort=3"]
 NAMES = load(Study.from_toml("polynomial", SMALL)).groups["existing"].train.names
 
@@ -54,13 +55,13 @@ def reach(nodes: dict[int, StudyNode], altered: Callable[[int, bytes], bytes] = 
 def server_of(folder: Path) -> dict[str, Any]:
     saved = checkpoint.load(folder)
     assert saved is not None
-    return {name: leaf for name, leaf in saved.tensors.items() if name.startswith("server")}
+    return {name: leaf for name, leaf in saved.tensors.items() if name.startswith(("server", "average"))}
 
 
 @pytest.mark.parametrize(
     "more",
-    [[], ["federation.cohort=3"], PRIVATE, FOLLOWING, CORRELATED, WITHIN],
-    ids=["all", "cohort", "private", "following", "dp-ftrl", "subspace"],
+    [[], ["federation.cohort=3"], PRIVATE, FOLLOWING, CORRELATED, WITHIN, AVERAGED],
+    ids=["all", "cohort", "private", "following", "dp-ftrl", "subspace", "averaged"],
 )
 def test_a_study_over_nodes_is_that_on_one_machine(more: list[str], tmp_path: Path) -> None:
     study = study_of(*more)
@@ -74,6 +75,8 @@ def test_a_study_over_nodes_is_that_on_one_machine(more: list[str], tmp_path: Pa
         assert told.values.keys() <= record.values.keys()
         both = [name for name in told.values if name != "seconds"]
         assert [told.values[name] for name in both] == pytest.approx([record.values[name] for name in both], rel=1e-9)
+        assert more is not AVERAGED or "rsmse" in both
+    assert any(name.startswith("average") for name in server_of(tmp_path / "there")) == (more is AVERAGED)
     labels = json.loads((tmp_path / "there" / "labels.json").read_text())
     assert labels["round"] == 3 and ("privacy" in labels) == (PRIVATE[0] in more)
     assert all({"clip", "below_clip"} <= record.values.keys() for record in there) == (more is FOLLOWING)

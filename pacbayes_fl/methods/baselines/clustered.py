@@ -15,7 +15,7 @@ from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.methods import private_steps
-from pacbayes_fl.methods.base import in_range
+from pacbayes_fl.methods.base import in_range, no_average
 from pacbayes_fl.methods.baselines.averaging import Server
 from pacbayes_fl.methods.baselines.point import BPFED_BASELINES, PointEstimate, initial_weights, mean_loss
 from pacbayes_fl.methods.options import Paper, part
@@ -186,6 +186,10 @@ class Clustered(PointEstimate[Centres, Centres, Client, Update]):
         theta = message.theta + self.clusters * mean.theta[0]
         weight, unknown = (make(theta, self.clusters) for make in (private_steps.unit_weights, private_steps.unknown))
         return Update(theta, torch.arange(self.clusters, device=theta.device), weight, unknown, unknown, unknown)
+
+    def check_average(self) -> None:
+        """Refuse: clients may leave a cluster and others come, so that it is another one rounds later."""
+        raise no_average(self, "a cluster is of other clients rounds later")
 
     def check_rule(self, aggregate: Aggregate) -> None:
         """Refuse a start from k-means over single clients' uploads, and sums in place of means."""

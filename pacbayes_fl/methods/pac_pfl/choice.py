@@ -16,7 +16,7 @@ from pacbayes_fl.errors import PrivacyError
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference import evidence
 from pacbayes_fl.methods import private_steps
-from pacbayes_fl.methods.base import Method, Nothing, RefinedPosterior
+from pacbayes_fl.methods.base import Method, Nothing, RefinedPosterior, no_average
 from pacbayes_fl.methods.pac_pfl.gp import Message, PacPFL, Server
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.noise import Noise, generator_from_text
@@ -144,6 +144,10 @@ class PriorChoice(Method[Server, Message, Nothing, Regrets]):
 
     def check_private(self) -> None:
         """Choices may be released, whatever the options."""
+
+    def check_average(self) -> None:
+        """Refuse: the mean of priors that were chosen is one that nobody has chosen."""
+        raise no_average(self, "every round chooses one of a list of priors")
 
     def from_release(self, message: Message, mean: Mapping[str, Tensor], clients: float) -> Regrets:
         """Make regrets of a choice [1, C] that is 1 at the chosen candidate and 0 elsewhere."""

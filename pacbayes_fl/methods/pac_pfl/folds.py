@@ -218,6 +218,10 @@ class CrossFitted(Method[Server, Message, Nothing, Update]):
         """As in the wrapped method."""
         self.inner.check_robust(aggregate)
 
+    def check_average(self) -> None:
+        """As in the wrapped method."""
+        self.inner.check_average()
+
     def fewest_joined(self, clients: int) -> int:
         """Those of a round without the largest fold."""
         own = [sum(fold == f for fold in self.fold_of.values()) for f in range(self.folds)]

@@ -13,7 +13,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.inference.optim import Adam
-from pacbayes_fl.methods.base import in_range
+from pacbayes_fl.methods.base import in_range, no_average
 from pacbayes_fl.methods.recipe import ROUNDS, SEARCH_NETWORK, HeldOutChoice, MethodSummary, OneOf, Recipe, Trials
 from pacbayes_fl.methods.variational import pfedbayes
 from pacbayes_fl.methods.variational.base import (
@@ -206,6 +206,10 @@ class CFedBayes(Variational[Server, Client, Update]):
         sent = pfedbayes.update_from_release(w)
         cluster = torch.arange(self.clusters, device=sent.weight.device)
         return Update(w, cluster, sent.weight, sent.clients, sent.fit, sent.clients)
+
+    def check_average(self) -> None:
+        """Refuse: clients may leave a cluster and others come, so that it is another one rounds later."""
+        raise no_average(self, "a cluster is of other clients rounds later")
 
     def check_rule(self, aggregate: Aggregate) -> None:
         """Refuse a start from k-means over single clients' uploads."""

@@ -185,7 +185,7 @@ class _Trial:
         train, plan = self._groups["existing"].train, study.plan
         least = min(plan.min_clients, train.clients)
         cohort = None if plan.cohort is None else min(plan.cohort, train.clients)
-        self._plan = replace(plan, rounds=rounds, min_clients=least, cohort=cohort)
+        self._plan = replace(plan, rounds=rounds, min_clients=least, cohort=cohort, average_last=0.0)
         self._state = federation_state.start(self.method, train, self._plan)
         self._rounds = engine.rounds(self.method, train, self._plan, self._state)
         self._objective = math.nan
