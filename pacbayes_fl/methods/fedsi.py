@@ -157,7 +157,6 @@ class FedSI(FineTuned[Client], Method[Server, Message, Client, Update]):
     )
 
     released_whole: ClassVar[str | None] = "variances"
-
     objective: ClassVar[str | None] = "loss"
 
     model: WeightModel

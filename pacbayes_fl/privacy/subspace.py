@@ -18,8 +18,8 @@ from pacbayes_fl.plugins.table import OpenTable
 from pacbayes_fl.privacy import kinds, mechanisms
 from pacbayes_fl.tensors import AnyTree
 
-Directions = Callable[[int, int, torch.Generator], Tensor]
-"""Gives k independent directions [k, D] from D, k and a generator on the CPU; never from data of clients."""
+Directions = Callable[[int, int, int], Tensor]
+"""Gives k independent directions [k, D] from D, k and the study's public seed; never from data of clients."""
 
 _MOST: Final = 2**28  # numbers of a basis: 2 GiB
 _FLAT: Final = 1e-10  # of the longest: what is left of a direction that is a combination of those before
@@ -31,17 +31,18 @@ class Projected(NamedTuple):
     within: Tensor
 
 
-def random(coordinates: int, dimension: int, generator: torch.Generator) -> Tensor:
+def random(coordinates: int, dimension: int, seed: int) -> Tensor:
     """Draw directions whose span is uniform among all subspaces of its dimension.
 
     Args:
         coordinates: D.
         dimension: k.
-        generator: on the CPU.
+        seed: public.
 
     Returns:
         Standard normal numbers [k, D], float64, of which no rotation changes the law.
     """
+    generator = generator_from_text(f"subspace/{seed}/{coordinates}/{dimension}")
     return torch.randn(dimension, coordinates, generator=generator, dtype=torch.float64)
 
 
@@ -53,7 +54,7 @@ DIRECTIONS: Final[OpenTable[Directions]] = OpenTable(
     lambda: MappingProxyType({"random": random}),
     "pacbayes_fl.directions",
     "[privacy] directions",
-    "a function (D, k, generator) -> [k, D]",
+    "a function (D, k, seed) -> [k, D]",
     _directions,
 )
 """All of them by name or reference; who brings one vouches for that no client's data are in it."""
@@ -120,8 +121,7 @@ class Subspace:
         if dimension * size > _MOST:
             what = f"[privacy] subspace = {dimension} of {size} numbers takes a basis of {dimension * size}"
             raise PrivacyError(f"{what}, at most {_MOST} are allowed", hint=f"at most {_MOST // size}")
-        generator = generator_from_text(f"subspace/{seed}/{size}/{dimension}")
-        given = DIRECTIONS[directions](size, dimension, generator)
+        given = DIRECTIONS[directions](size, dimension, seed)
         if not isinstance(given, Tensor) or given.shape != (dimension, size) or not bool(given.isfinite().all()):
             came = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
             what = f"[privacy] directions = {directions!r} must give finite numbers [{dimension}, {size}], got {came}"

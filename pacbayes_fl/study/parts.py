@@ -359,7 +359,7 @@ class PrivacyPart:
         subspace: number k of directions on which messages are projected before the clip, and in which they are noised;
             all their numbers are released when None. See `privacy.subspace.Subspace`.
         directions: of that: "random" ones from the study's seed, or a function of your own, such as "mine.py:basis",
-            that takes D, k and a generator and gives [k, D]; you vouch that no client's data are in it.
+            that takes D, k and that seed and gives [k, D]; you vouch that no client's data are in it.
         cohort: how the `federation.cohort` clients of a round are drawn; None is "poisson" where that is given (for
             "paper_algorithm_3" "fixed", for "dp-ftrl" "in-order") and "all" otherwise. "in-order" takes clients in
             turn, in an order that need not be secret: each pays for the rounds in which it took part.

@@ -169,7 +169,7 @@ def test_games_with_what_the_server_sees_show_no_more_than_is_reported(noise: fl
 
 def own_directions(tmp_path: Path, body: str) -> str:
     path = tmp_path / "mine.py"
-    path.write_text(f"import torch\n\ndef basis(d, k, generator):\n    {body}\n")
+    path.write_text(f"import torch\n\ndef basis(d, k, seed):\n    {body}\n")
     return f"{path}:basis"
 
 

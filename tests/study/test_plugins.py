@@ -239,7 +239,7 @@ DIRECTIONS = """
 import torch
 
 
-def first(d, k, generator):
+def first(d, k, seed):
     return torch.eye(k, d)
 """
 

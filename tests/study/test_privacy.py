@@ -357,6 +357,18 @@ def test_cohorts_in_order_pay_for_the_rounds_that_a_client_takes_part_in(tmp_pat
     assert noise in about["statement"] and order in about["statement"]
 
 
+def test_the_mean_of_the_last_servers_is_made_of_releases_and_costs_nothing(simulated: Path, tmp_path: Path) -> None:
+    result = run(tmp_path, SEEDED, "federation.average_last=0.5")
+    assert (tmp_path / NAME).read_bytes() == (simulated / NAME).read_bytes()
+    assert said(result)["epsilon_if_noise_were_secret"] == said(results.load(simulated))["epsilon_if_noise_were_secret"]
+    mine, plain = state(tmp_path), state(simulated)
+    assert all(torch.equal(mine[name], tensor) for name, tensor in plain.items())
+    assert {name.split(".")[0] for name in mine.keys() - plain.keys()} == {"average"}
+    with pytest.raises(StudyError, match="every round chooses one of a list of priors"):
+        chosen = ("privacy.mechanism=exponential", "method.particles=1", "federation.average_last=0.5")
+        run(tmp_path / "chosen", ON, *chosen)
+
+
 # what is learned ------------------------------------------------------------------------------------------------
 
 
