@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -102,6 +103,34 @@ class FederationState(NamedTuple):
         return {
             "averaged": f"the server's model is the mean of those after rounds {self.average.first} to {self.round}"
         }
+
+
+class Endings:
+    """What runs that end after different numbers of rounds serve clients from, along the rounds of the longest.
+
+    Args:
+        plan: of one of them; all others differ from it in their rounds.
+        marks: numbers of rounds.
+    """
+
+    def __init__(self, plan: FederationPlan, marks: Collection[int]) -> None:
+        """Nothing is averaged yet."""
+        self._plans = {mark: replace(plan, rounds=mark) for mark in marks}
+        self._means = dict[int, Average | None]()
+
+    def used(self, state: FederationState) -> FederationState:
+        """Take every state in turn, and give what a run that ends there serves clients from.
+
+        Args:
+            state: after a round.
+
+        Returns:
+            The state with the mean of the last servers of such a run; the state itself after other rounds.
+        """
+        for mark, plan in self._plans.items():
+            if state.round <= mark:
+                self._means[mark] = state.averaged(self._means.get(mark), plan).average
+        return state._replace(average=self._means.get(state.round)).used
 
 
 def restored(like: AnyTree, flat: Mapping[str, Tensor]) -> tuple[AnyTree, Average | None]:

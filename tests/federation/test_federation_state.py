@@ -82,6 +82,15 @@ def test_a_run_that_goes_on_to_more_rounds_begins_a_mean_that_reaches_too_far_ba
     assert fewer.average is not None and int(fewer.average.first) == 6, "those that there are, are among the last"
 
 
+def test_along_one_run_all_shorter_ones_have_their_means() -> None:
+    plan, marks = FederationPlan(rounds=9, average_last=0.4), (9, 2, 5)
+    endings = federation_state.Endings(plan, marks)
+    for t in range(1, 10):
+        used = endings.used(squares(t, FederationPlan(rounds=99)))
+        alone = squares(t, replace(plan, rounds=t) if t in marks else FederationPlan(rounds=99))
+        assert float(used.server["two"]) == pytest.approx(float(alone.used.server["two"]), rel=1e-14)
+
+
 def test_rounds_go_on_from_the_last_state_and_what_is_given_out_is_the_mean() -> None:
     method, batch, plan = pac_pfl(), federation(1), FederationPlan(rounds=6, cohort=3)
     plain = [state for _, state in engine.rounds(method, batch, plan)]

@@ -70,6 +70,7 @@ def test_numbers_have_the_ranges_that_they_always_had() -> None:
         "[federation] diverges_at": "above 1",
         "[federation] faulty": "at least 0",
         "[federation] clip_multiple": "positive and finite",
+        "[federation] average_last": "from 0 to 1",
         "[report] calibration_bins": "at least 1",
         "[report] evaluate_every": "at least 1",
         "[report] interval_blocks": "at least 2",

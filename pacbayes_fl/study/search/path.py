@@ -159,7 +159,7 @@ def follow(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is odd about the data, the run itself will say
         try:
-            trials = [_Trial(study, one, max(marks)) for one in dealt if one is not None]
+            trials = [_Trial(study, one, marks) for one in dealt if one is not None]
             name = trials[0].method.objective
             for mark in sorted(marks):
                 reached = [trial.advance(mark) for trial in trials]
@@ -179,24 +179,26 @@ def follow(
 class _Trial:
     """A federation without a part, between two of its rounds."""
 
-    def __init__(self, study: Study, part: tables.Dataset, rounds: int) -> None:
+    def __init__(self, study: Study, part: tables.Dataset, marks: Sequence[int]) -> None:
         self._study = study
         self.method, self._groups = prepare(study, part)
         train, plan = self._groups["existing"].train, study.plan
         least = min(plan.min_clients, train.clients)
         cohort = None if plan.cohort is None else min(plan.cohort, train.clients)
-        self._plan = replace(plan, rounds=rounds, min_clients=least, cohort=cohort, average_last=0.0)
+        self._plan = replace(plan, rounds=max(marks), min_clients=least, cohort=cohort)
         self._state = federation_state.start(self.method, train, self._plan)
         self._rounds = engine.rounds(self.method, train, self._plan, self._state)
+        self._endings, self._used = federation_state.Endings(self._plan, marks), self._state
         self._objective = math.nan
 
     def advance(self, mark: int) -> tuple[float, float]:
         """Train up to a number of rounds; give the score and the objective after them."""
         while self._state.round < mark:
             record, self._state = next(self._rounds)
+            self._used = self._endings.used(self._state)
             self._objective = record.values.get(self.method.objective or "", math.nan)
         method, total, clients = federation_state.at_rates(self.method, self._state), 0.0, 0
-        errors = residuals.learn(self._study, method, self._state, self._groups["existing"])
+        errors = residuals.learn(self._study, method, self._used, self._groups["existing"])
         for name, group in self._groups.items():
             total += sum(self._scored(method, errors, name, group)) * group.test.clients
             clients += int((group.test.size > 0).sum())
@@ -208,7 +210,7 @@ class _Trial:
         """Score the held-out rows of a group; nothing where it has none."""
         if not group.test.size.any():
             return
-        held, state = HeldOutScore(group), state_of(method, self._state, name, group)
+        held, state = HeldOutScore(group), state_of(method, self._used, name, group)
         log_prob = partial(_log_prob, held, errors)
         for index, result in personalisation.personalise(method, state, group.train, self._plan, log_prob):
             held.add(result, index)

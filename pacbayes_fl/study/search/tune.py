@@ -101,7 +101,8 @@ def _hold_out(study: Study, part: tables.Dataset, sums: Mapping[int, _Sums]) -> 
     group = groups["existing"]
     start = federation_state.start(method, group.train, study.plan)
     rounds = engine.rounds(method, group.train, replace(study.plan, rounds=max(sums)), start)
-    for state in chain((start,), (state.used for _, state in rounds)):
+    endings = federation_state.Endings(study.plan, sums)
+    for state in map(endings.used, chain((start,), (state for _, state in rounds))):
         if state.round in sums:
             settled = federation_state.at_rates(method, state)
             errors = residuals.learn(study, settled, state, group)

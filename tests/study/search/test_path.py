@@ -77,9 +77,10 @@ def test_labels_are_dealt_one_by_one() -> None:
         assert all(sorted(y[mask].tolist()) == [0, 1, 2] for y, mask in zip(group.test.y, group.test.mask, strict=True))
 
 
-def test_the_score_is_that_of_federations_without_clients_and_rows() -> None:
+@pytest.mark.parametrize("share", [0, 0.5])
+def test_the_score_is_that_of_federations_without_clients_and_rows(share: float) -> None:
     """By hand: two federations; those who trained and those who join are asked for their held-out rows."""
-    study = tiny("federation.rounds=4")
+    study = tiny("federation.rounds=4", f"federation.average_last={share}")
     told: list[tuple[int, float]] = []
     result = follow(study, load(study), (2, 4), lambda *one: told.append(one))
     expected = []

@@ -110,12 +110,14 @@ def test_test_rows_and_new_clients_are_never_looked_at(method: str) -> None:
     assert cross_validate(study, replace(dataset, groups={"existing": tables.Group(other, huge)}), 2) != clean
 
 
-def test_a_mark_scores_as_a_run_of_so_many_rounds_would() -> None:
-    dataset = load(tiny())
-    marked = cross_validate(tiny("federation.rounds=99"), dataset, 2, [6, 0, 3])
+@pytest.mark.parametrize("share", [0, 0.7])
+def test_a_mark_scores_as_a_run_of_so_many_rounds_would(share: float) -> None:
+    dataset, averaged = load(tiny()), f"federation.average_last={share}"
+    marked = cross_validate(tiny("federation.rounds=99", averaged), dataset, 2, [6, 0, 3])
     assert list(marked) == [0, 3, 6]
     for mark in (0, 3, 6):
-        assert cross_validate(tiny(f"federation.rounds={mark}"), dataset, 2) == {mark: marked[mark]}
+        assert cross_validate(tiny(f"federation.rounds={mark}", averaged), dataset, 2) == {mark: marked[mark]}
+    assert share == 0 or marked[6] != cross_validate(tiny("federation.rounds=6"), dataset, 2)[6]
     assert len({scores["nlpd"] for scores in marked.values()}) == 3
 
 
