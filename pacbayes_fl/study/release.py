@@ -47,7 +47,10 @@ KIND: Final = sealed.Kind("release", SIGN, FORMAT_VERSION, "release the run anew
 
 WITHHELD: Final = "withheld"
 _MODEL: Final = "server.safetensors"
-_LABELS: Final = ("feature_name", "feature_unit", "target_name", "target_unit", "classes", "band", "model", "scaling")
+_LABELS: Final = (
+    *("feature_name", "feature_unit", "target_name", "target_unit", "classes", "band", "model", "scaling"),
+    "averaged",
+)
 _WORDS: Final = MappingProxyType(
     {
         "private": "made of noisy releases alone, so that the guarantee of the run covers it",

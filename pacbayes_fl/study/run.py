@@ -56,7 +56,7 @@ class Trained:
     Args:
         study: what was run.
         method: the algorithm.
-        state: after the last round.
+        state: after the last round; the server of a run that averages is the mean of its last ones.
         groups: clients by group.
         dataset: rows in their own units.
         bound_rows: training rows of existing clients that the training never saw, in the data's own units.

@@ -509,6 +509,7 @@ def test_whatever_is_made_of_a_run_is_made_of_the_mean_of_its_last_servers(avera
     assert torch.equal(saved["average.server.particles"], opened.state.server.particles)
     release(averaged, tmp_path / "released")
     assert torch.equal(open_release(tmp_path / "released").server.particles, opened.state.server.particles)
+    assert "averaged" in json.loads((tmp_path / "released" / "labels.json").read_text())
     again = run.report(opened)
     for group in ("existing", "new"):
         assert results.load(averaged).column(group, "rsmse") == again.column(group, "rsmse")
