@@ -403,8 +403,7 @@ class FedSI(FineTuned[Client], Method[Server, Message, Client, Update]):
 
 
 # The public code sends the curvature as if it were a variance, takes alpha for a precision, trains all layers in 700
-# rounds, and in 99 more the decision layers alone; it predicts without uncertainty. Not followed: it chooses E % of all
-# weights, the decision layers' among them, by variances under a prior of variance 1.
+# rounds, then the decision layers alone, and predicts without uncertainty. Not followed: its rule, among all weights.
 PUBLIC_CODE: Mapping[str, Any] = MappingProxyType(
     {"steps": 20, "minibatch": 100, "rate": 0.1, "optimiser": "sgd", "train_head": True, "finetune": 99}
     | {"upload": "curvature", "alpha": 1e4, "prior_weight": 1e-4, "floor": 1e-3, "weighting": "rows"}
