@@ -82,13 +82,13 @@ def markdown(results: Sequence[Result], reference: str = "fedavg-ft") -> str:
         differences = [own[seed] - base[seed] for seed in own if seed in base]
         cells = (
             method,
-            _cell([*own.values()], 100, 2),
+            cell([*own.values()], 100, 2),
             tables.theirs_cell(theirs, "pm"),
-            _cell(differences, 100, 2, "+") if differences else "-",
+            cell(differences, 100, 2, "+") if differences else "-",
             f"{100 * np.mean([own.mean() for own in common[method].values()]):.2f}" if method in common else "-",
             tables.theirs_cell(theirs, "gm"),
-            _cell([*nll[method].values()], 1, 3),
-            _cell([*ece[method].values()], 100, 2),
+            cell([*nll[method].values()], 1, 3),
+            cell([*ece[method].values()], 100, 2),
             tables.theirs_cell(theirs, "ece"),
             ", ".join(f"{of[method]:.1f}" for of in ranked),
             ", ".join(map(str, sorted(own))),
@@ -99,7 +99,18 @@ def markdown(results: Sequence[Result], reference: str = "fedavg-ft") -> str:
     return "\n".join([*lines, *(["", *remarks] if remarks else [])])
 
 
-def _cell(by_seed: Sequence[Array], factor: float, digits: int, sign: str = "") -> str:
+def cell(by_seed: Sequence[Array], factor: float, digits: int, sign: str = "") -> str:
+    """Write a mean with its 95 % interval by bootstrap over seeds and clients.
+
+    Args:
+        by_seed: scores of the clients [K] of every seed.
+        factor: to the unit that is shown.
+        digits: decimals.
+        sign: "+" for differences.
+
+    Returns:
+        The cell.
+    """
     mean, low, high = (factor * value for value in nested_bootstrap([values.tolist() for values in by_seed]))
     return f"{mean:{sign}.{digits}f} [{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]"
 
