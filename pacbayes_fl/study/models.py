@@ -42,7 +42,8 @@ class NetworkModel:
         noise_std: of the Gaussian likelihood, in standardised units; where the noise is learned, what that starts from.
         dtype: of the weights, and of the rows that a method gets.
         temperature: T of predicted probabilities of classes, p^(1/T) / Z, of which training does not know; "held-out"
-            lets a study choose the one under which training rows that a federation was not given are most likely.
+            lets a study choose the one under which validation rows, or where some clients have none a fifth of the
+            training rows, are most likely for federations that were not given them.
     """
 
     kind: str = option("mlp", names=lambda: OpenNames(kinds_over("weights")))
