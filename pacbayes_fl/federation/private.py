@@ -335,6 +335,39 @@ def keeps_state(method: AnyMethod, server: AnyTree, batch: ClientBatch) -> bool:
     return bool(tensors.leaves(method.init_clients(method.broadcast(server), one)))
 
 
+def check(plan: FederationPlan, kind: str, cohorts: Cohorts, clients: int, remembers: bool) -> None:
+    """Refuse rounds that tell more than their releases, or of which no account holds, before any noise is looked for.
+
+    Args:
+        plan: how the federation runs.
+        kind: of the mechanism.
+        cohorts: sampling of clients; instead of `plan.cohort`.
+        clients: number of all clients.
+        remembers: whether clients' states depend on earlier cohorts.
+
+    Raises:
+        PrivacyError: naming the option.
+    """
+    if plan.min_clients > 1:
+        what = f"min_clients = {plan.min_clients} would tell how many clients failed, which a private round withholds"
+        raise PrivacyError(what, hint="federation.min_clients = 1")
+    reduction.check_private(plan)
+    if plan.on_bad_client == "stop":
+        what = "on_bad_client = 'stop' would tell who failed, which a private round withholds"
+        raise PrivacyError(what, hint="federation.on_bad_client = 'drop'")
+    if cohorts.clients != clients:
+        raise PrivacyError(f"cohorts are of {cohorts.clients} clients, and the federation has {clients}")
+    if cohorts.kind == "fixed" and cohorts.share < 1 and remembers:
+        what = (
+            "clients that keep something between rounds and train only when they are drawn remember who was drawn, and "
+            "cohorts of a fixed size tie that to one another: their account does not hold"
+        )
+        hint = "privacy.cohort = 'poisson'; 'all', which gains nothing from chance; or federation.train = 'all'"
+        raise PrivacyError(what, hint=hint)
+    if kinds.MECHANISMS[kind].correlated:
+        correlated.check(cohorts)
+
+
 def open_private(
     method: AnyMethod,
     server: AnyTree,
@@ -373,30 +406,13 @@ def open_private(
         PrivacyError: when the method has no private release, the plan tells how many clients failed, the cohorts are
             of another federation, or of a fixed size while clients' states depend on earlier cohorts.
     """
-    if plan.min_clients > 1:
-        what = f"min_clients = {plan.min_clients} would tell how many clients failed, which a private round withholds"
-        raise PrivacyError(what, hint="federation.min_clients = 1")
-    reduction.check_private(plan)
-    if plan.on_bad_client == "stop":
-        what = "on_bad_client = 'stop' would tell who failed, which a private round withholds"
-        raise PrivacyError(what, hint="federation.on_bad_client = 'drop'")
-    if cohorts.clients != batch.clients:
-        raise PrivacyError(f"cohorts are of {cohorts.clients} clients, and the federation has {batch.clients}")
+    check(plan, mechanism.kind, cohorts, batch.clients, plan.train == "cohort" and keeps_state(method, server, batch))
     message, one = method.broadcast(server), batch.select(torch.zeros(1, dtype=torch.int64)).trim()
     noise = Noise(plan.seed, 0, one.ids, one.x.device, plan.noise)
     state = method.init_clients(message, one)
     update, _ = method.client(message, state, one, noise)
     payload = method.to_release(message, update)
-    if cohorts.kind == "fixed" and cohorts.share < 1 and plan.train == "cohort" and keeps_state(method, server, batch):
-        what = (
-            "clients that keep something between rounds and train only when they are drawn remember who was drawn, and "
-            "cohorts of a fixed size tie that to one another: their account does not hold"
-        )
-        hint = "privacy.cohort = 'poisson'; 'all', which gains nothing from chance; or federation.train = 'all'"
-        raise PrivacyError(what, hint=hint)
     empty = tensors.tree_map(lambda leaf: leaf[:0], payload)
-    if kinds.MECHANISMS[mechanism.kind].correlated:
-        correlated.check(cohorts)
     if cohorts.kind == "in-order":
         cohorts = replace(cohorts, order=cohort.order_name(plan.seed, batch.ids))
     return PrivateAggregator(mechanism, cohorts, ledger, seed, empty, order=plan.seed)
