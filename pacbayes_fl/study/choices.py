@@ -60,7 +60,7 @@ def every(recipe: Recipe) -> tuple[HeldOutChoice, ...]:
 
 
 def still_open(study: Tables) -> tuple[HeldOutChoice, ...]:
-    """List the choices that are still to be made by held-out training rows.
+    """List the choices that are still to be made by held-out rows.
 
     Args:
         study: any.

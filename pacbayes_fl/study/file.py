@@ -129,7 +129,7 @@ class Study:
 
     @property
     def held_out(self) -> tuple[HeldOutChoice, ...]:
-        """Choices still to be made by held-out training rows."""
+        """Choices still to be made by held-out rows."""
         return choices.still_open(self)
 
     @property

@@ -83,7 +83,7 @@ def refuse_choice(study: Study, key: str) -> None:
         PrivacyError: when the study is private.
     """
     if study.privacy.epsilon is not None:
-        what = f"{key} would be chosen by training rows, which the budget does not pay for"
+        what = f"{key} would be chosen by the clients' rows, which the budget does not pay for"
         raise PrivacyError(what, hint=f"set {key} to a value")
 
 

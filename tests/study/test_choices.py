@@ -121,7 +121,7 @@ def test_nothing_is_trained_while_the_model_is_open(monkeypatch: pytest.MonkeyPa
 def test_a_private_run_refuses_the_choice_by_the_name_of_its_table(tmp_path: Any) -> None:
     for key, sets in (("federation.rounds", []), ("method.tau", ["method.tau=held-out", "federation.rounds=5"])):
         study = tiny("federation.rounds=held-out", *sets, "privacy.epsilon=1.0")
-        with pytest.raises(PrivacyError, match=f"{key} would be chosen by training rows"):
+        with pytest.raises(PrivacyError, match=f"{key} would be chosen by the clients' rows"):
             privacy.check(study, tmp_path)
 
 

@@ -420,8 +420,8 @@ def test_every_kind_of_method_runs_privately(tmp_path: Path, name: str) -> None:
         (["report.certify.scheme=folds", "report.certify.folds=2"], "trains several times"),
         (["method.name=fedavg"], "weighting = 'rows' needs"),
         (["method.name=cfedbayes"], "start = 'uploads' groups"),
-        (["method.name=fedsi"], "method.alpha would be chosen by training rows"),
-        (["method.name=pac-pfl-bnn"], "method.posterior would be chosen by training rows"),
+        (["method.name=fedsi"], "method.alpha would be chosen by the clients' rows"),
+        (["method.name=pac-pfl-bnn"], "method.posterior would be chosen by the clients' rows"),
         (["method.name=local"], "its clients send nothing"),
         (["method.name=ridge"], "its clients send nothing"),
         (["method.name=pooled-ridge"], "its clients send their rows"),
@@ -484,11 +484,12 @@ def test_a_table_with_the_candidates_that_a_run_writes_is_read_again_under_any_m
 
 def test_choices_by_training_rows_are_refused(tmp_path: Path) -> None:
     path = write_study(tmp_path)
-    with pytest.raises(PrivacyError, match=r"method.\w+ would be chosen by training rows.*\(set method.\w+ to a value"):
+    text = r"method.\w+ would be chosen by the clients' rows.*\(set method.\w+ to a value"
+    with pytest.raises(PrivacyError, match=text):
         tune.tune(path, "pac-pfl", 2, 2, sets=[ON])
     assert cli.main(["tune", str(path), "--set", ON, "--out", str(tmp_path / "tuned.toml"), "--quiet"]) == 1
     open_study = Study.from_table({"method": {"name": "fedsi"}, "privacy": {"epsilon": 1.0}})
-    with pytest.raises(PacBayesFLError, match="chosen by training rows"):
+    with pytest.raises(PacBayesFLError, match="chosen by the clients' rows"):
         privacy.check(open_study, tmp_path)
     assert held_out.recall(open_study, tmp_path) == (open_study, {})
 

@@ -354,7 +354,7 @@ def test_regression_has_personal_options_too() -> None:
 def test_a_private_study_chooses_nothing_by_its_rows(root: Path, tmp_path: Path) -> None:
     for name, sets in (("method.personal_alpha", PERSONAL), ("model.temperature", TEMPERED)):
         one = left_open(root, *sets, "privacy.epsilon=1.0")
-        with pytest.raises(PrivacyError, match=f"{name} would be chosen by training rows"):
+        with pytest.raises(PrivacyError, match=f"{name} would be chosen by the clients' rows"):
             run.run(one, tmp_path / "run")
 
 
