@@ -127,10 +127,11 @@ def _largest(losses: Tensor, cluster: Tensor, n: int) -> Tensor:
 
 
 def repeats_of(trained: Trained, name: str, rows: ClientBatch, independent: bool = False) -> Repeats:
-    """Compare the rows of a bound with each other and with all that the clients' priors were trained on.
+    """Compare the rows of a bound with each other and with all that the clients' priors were trained on or chosen by.
 
-    Rows are compared in the data's own units, whoever has them and under whichever name: as features and target, and as
-    one where no column differs by more than `report.certify.twins` of its spread.
+    Validation rows count as seen wherever there are some: options of a run, and people, choose by them. Rows are
+    compared in the data's own units, whoever has them and under whichever name: as features and target, and as one
+    where no column differs by more than `report.certify.twins` of its spread.
 
     Args:
         trained: the run.
@@ -145,8 +146,9 @@ def repeats_of(trained: Trained, name: str, rows: ClientBatch, independent: bool
     part = trained.study.report.certify
     every = [group.train for group in trained.dataset.groups.values()]
     width = part.twins * twins.spread(every)
-    known = trained.groups["existing"].raw.train
-    (own, owner), (seen, source_owner) = twins.stacked(rows), twins.stacked(known)
+    group = trained.groups["existing"].raw
+    known = group.train
+    (own, owner), (seen, source_owner) = twins.stacked(rows), twins.together((known, group.validation))
     label = twins.clusters(np.concatenate((own, seen)), width)
     label, source = label[: len(own)], label[len(own) :]
     marks = marks_of(trained, known)

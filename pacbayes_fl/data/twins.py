@@ -35,6 +35,21 @@ def stacked(batch: ClientBatch) -> tuple[Array, Array]:
     return np.concatenate((x, y[:, None]), 1) + x.dtype.type(0.0), mask.nonzero()[:, 0].numpy()  # -0 becomes 0
 
 
+def together(batches: Sequence[ClientBatch | None]) -> tuple[Array, Array]:
+    """Put the rows of several batches of the same clients below one another, client after client.
+
+    Args:
+        batches: some may be None, not all.
+
+    Returns:
+        As `stacked`.
+    """
+    parts = [stacked(batch) for batch in batches if batch is not None]
+    rows, owner = (np.concatenate(each) for each in zip(*parts, strict=True))
+    order = owner.argsort(kind="stable")
+    return rows[order], owner[order]
+
+
 def spread(batches: Sequence[ClientBatch]) -> Array:
     """Measure how far the rows of a client lie apart, by column.
 

@@ -189,8 +189,9 @@ class TrainedClient(NamedTuple):
 
     Args:
         rows: fingerprint of all its training rows, in their order.
-        cells: names of the rows that the training saw (`twins.cells`), uint64 [2 m], by which they are recognised under
-            whichever client they come back; none of published images, which are apart by their positions.
+        cells: names of the rows that the training saw and of those that chose (`twins.cells`), uint64 [2 m], by which
+            they are recognised under whichever client they come back; none of published images, which are apart by
+            their positions.
     """
 
     rows: str
@@ -275,15 +276,16 @@ class TrainingHistory:
                 if name in self.clients:
                     what = "it took part in this run's training before, and cannot be a client that never trained"
                     raise DataError(what, client=name, hint="choose another --out")
-        seen, cells = known.groups["existing"].train, dict[str, Array]()
+        seen, cells = known.groups["existing"], dict[str, Array]()
         if not images:
-            for own in tensors.client_blocks(seen.clients):
+            for own in tensors.client_blocks(seen.train.clients):
                 part = seen.select(torch.arange(own.start, own.stop))
-                stacked, owner = twins.stacked(part)
+                stacked, owner = twins.together((part.train, part.validation))
                 named = np.split(
-                    twins.cells(stacked, np.array(width), salt), np.searchsorted(owner, np.arange(1, part.clients))
+                    twins.cells(stacked, np.array(width), salt),
+                    np.searchsorted(owner, np.arange(1, part.train.clients)),
                 )  # rows lie client after client
-                cells |= {name: one.reshape(-1) for name, one in zip(part.names, named, strict=True)}
+                cells |= {name: one.reshape(-1) for name, one in zip(part.train.names, named, strict=True)}
         none = np.zeros(0, dtype=np.uint64)
         clients = {name: TrainedClient(rows, cells.get(name, none)) for name, rows in now.items()}
         return TrainingHistory({**self.clients, **clients}, self._dealt(study, dataset), salt, width)

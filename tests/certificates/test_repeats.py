@@ -20,6 +20,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.methods.tempered import Tempered
 from pacbayes_fl.results.certificates import CertifiedRun
 from pacbayes_fl.study import held_rows
+from pacbayes_fl.study.data import load
 from pacbayes_fl.study.run import Trained, open_run, run, train
 from tests.tiny import Row, on_csv, quick, rows, tiny, write_csv
 
@@ -185,6 +186,41 @@ def test_a_twin_of_a_row_that_was_seen_counts_as_little_where_no_cell_tells(tmp_
     )
     again = replace(trained, history=gone)
     assert repeats_of(again, "new", trained.groups["new"].raw.train).n[0] == 0
+
+
+@pytest.mark.parametrize("scheme", ["split", "none"])
+def test_a_row_that_stands_among_validation_rows_counts_as_seen(scheme: str) -> None:
+    """What is left open is chosen by them, and so may everything else have been; under whichever client's name."""
+    sets = SCHEMES["split"] if scheme == "split" else ()
+    trained = train(tiny(*sets, "report.certify.independent=true", "federation.rounds=1"))
+    name = "existing" if scheme == "split" else "new"
+    group = trained.groups[name].raw
+    bound = trained.bound_rows if scheme == "split" else group.train
+    assert bound is not None
+    before = repeats_of(trained, name, bound).n
+    existing = trained.groups["existing"]
+    one = bound.select(torch.tensor([0])).rows(torch.arange(2).expand(1, -1))  # two rows of the first client
+    count = existing.raw.train.clients
+    blank = existing.raw.train.rows(torch.zeros(count, 2, dtype=torch.int64))
+    x, y = blank.x.clone(), blank.y.clone()
+    x[1], y[1] = one.x[0].to(x), one.y[0].to(y)  # at the second client
+    mask = torch.zeros_like(blank.mask)
+    mask[1] = True
+    raw = replace(existing.raw, validation=replace(blank, x=x, y=y, mask=mask))
+    chosen = replace(trained, groups={**trained.groups, "existing": replace(existing, raw=raw)})
+    after = repeats_of(chosen, name, bound).n
+    assert (before - after).tolist() == [2.0, *[0.0] * (bound.clients - 1)]
+
+
+def test_a_client_that_has_left_is_known_by_its_validation_rows_too() -> None:
+    dataset = load(tiny())
+    group = dataset.groups["existing"]
+    apart = replace(group, validation=group.test)
+    known = replace(dataset, groups={**dataset.groups, "existing": apart})
+    plain, more = (held_rows.TrainingHistory().extended(tiny(), one, one) for one in (dataset, known))
+    for k, name in enumerate(group.train.names):
+        assert len(plain.clients[name].cells) == 2 * group.train.size[k]
+        assert len(more.clients[name].cells) == 2 * (group.train.size[k] + group.test.size[k])
 
 
 def test_folds_are_those_of_the_method_under_a_temperature(tmp_path: Path) -> None:
