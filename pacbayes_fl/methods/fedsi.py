@@ -410,6 +410,9 @@ PUBLIC_CODE: Mapping[str, Any] = MappingProxyType(
     | {"personal_subnetwork": "same", "personal_alpha": "round", "predictive": "map"}
 )
 PUBLIC_ROUNDS: Mapping[str, Any] = MappingProxyType({"rounds": 701})
+USUAL: Mapping[str, Any] = MappingProxyType(
+    {"recommended": {"federation": ROUNDS}, "paper": {"federation": PAPER_ROUNDS}}
+)
 
 RECIPE = Recipe(
     "FedSI: full-covariance Laplace on a subnetwork, the other weights point estimates",
@@ -418,11 +421,7 @@ RECIPE = Recipe(
         "network, subnetwork Laplace", "map_estimate.fit, curvature", "moments.average", "means, variances", "head"
     ),
     model="weights",
-    presets={
-        "recommended": {"federation": ROUNDS},
-        "paper": {"federation": PAPER_ROUNDS},
-        "authors-code": {"method": {**PUBLIC_CODE, "fraction": 0.05}, "federation": PUBLIC_ROUNDS},
-    },
+    presets={**USUAL, "authors-code": {"method": {**PUBLIC_CODE, "fraction": 0.05}, "federation": PUBLIC_ROUNDS}},
     search={
         "method.alpha": LogUniform(1e-4, 1.0),
         "method.finetune": OneOf((5, 10, 20)),
@@ -443,7 +442,7 @@ FACTORISED = replace(
     RECIPE,
     title="FedSI-Fac: diagonal Laplace on the whole representation",
     summary=RECIPE.summary._replace(model="network, diagonal Laplace"),
-    presets={**RECIPE.presets, "authors-code": {"method": PUBLIC_CODE, "federation": PUBLIC_ROUNDS}},
+    presets={**USUAL, "authors-code": {"method": PUBLIC_CODE, "federation": PUBLIC_ROUNDS}},
     variant={"fraction": 1.0, "covariance": "diagonal", "personal_subnetwork": "same", "personal_alpha": "round"},
     held_out=(*RECIPE.held_out[:2], RECIPE.held_out[2]._replace(by_default=False)),
     paper={"fraction": Paper(1.0, "all weights"), "covariance": Paper("diagonal", "section IV, baselines")},
