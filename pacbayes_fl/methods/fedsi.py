@@ -411,7 +411,7 @@ PUBLIC_CODE: Mapping[str, Any] = MappingProxyType(
 )
 PUBLIC_ROUNDS: Mapping[str, Any] = MappingProxyType({"rounds": 701})
 USUAL: Mapping[str, Any] = MappingProxyType(
-    {"recommended": {"federation": ROUNDS}, "paper": {"federation": PAPER_ROUNDS}}
+    {"recommended": MappingProxyType({"federation": ROUNDS}), "paper": MappingProxyType({"federation": PAPER_ROUNDS})}
 )
 
 RECIPE = Recipe(
