@@ -8,10 +8,10 @@ the seeds that the method has.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,12 +73,11 @@ def markdown(results: Sequence[Result], reference: str = "fedavg-ft") -> str:
     accuracy, nll, ece = (_by_seed(results, metric) for metric in PERSONAL)
     ranked = [mean_ranks(results, metric, better) for metric, better in PERSONAL.items()]
     means = {method: float(np.mean([own.mean() for own in seeds.values()])) for method, seeds in accuracy.items()}
-    common, known, remarks = _by_seed(results, "gm.accuracy"), tables.classifiers(), list[str]()
+    common, known, found = _by_seed(results, "gm.accuracy"), tables.classifiers(), dict[str, Mapping[str, Any]]()
     lines = ["| " + " | ".join(HEAD).format(reference=reference) + " |", "|---" * len(HEAD) + "|"]
     for method in sorted(means, key=lambda name: -means[name]):
         own, base = accuracy[method], accuracy.get(reference, {})
-        theirs = tables.published_classifier(known, results[0].study, method)
-        remarks += [f"The paper's {method}: {remark}" for remark in theirs.get("remarks", [])]
+        theirs = found[method] = tables.published_classifier(known, results[0].study, method)
         differences = [own[seed] - base[seed] for seed in own if seed in base]
         cells = (
             method,
@@ -94,9 +93,8 @@ def markdown(results: Sequence[Result], reference: str = "fedavg-ft") -> str:
             ", ".join(map(str, sorted(own))),
         )
         lines.append("| " + " | ".join(cells) + " |")
-    starred = any(row.split("|")[3].strip().endswith("*") for row in lines)
-    lines += ["", "`*`: FedSI's Table I, which does not say of which model."] if starred else []
-    return "\n".join([*lines, *(["", *remarks] if remarks else [])])
+    below = tables.footnotes(found)
+    return "\n".join([*lines, *(["", *below] if below else [])])
 
 
 def cell(by_seed: Sequence[Array], factor: float, digits: int, sign: str = "") -> str:

@@ -148,7 +148,7 @@ def classifier_markdown(summary: Mapping[str, Any], references: Sequence[Mapping
     Returns:
         Markdown: a row per method and group, our mean with its 95 % interval, and the papers' for existing clients.
     """
-    cells, starred, theirs_by, remarks = _cells(summary), False, set[int](), list[str]()
+    cells, theirs_by, found = _cells(summary), set[int](), dict[str, Mapping[str, Any]]()
     bins = " or ".join(map(str, sorted(set(summary.get("calibration_bins", {"": BINS}).values()))))
     lines = [
         _heading(summary),
@@ -159,8 +159,7 @@ def classifier_markdown(summary: Mapping[str, Any], references: Sequence[Mapping
     ]
     for method, group in dict.fromkeys((method, group) for method, group, _ in cells):
         theirs = published_classifier(references, summary["study"], method) if group == "existing" else {}
-        starred |= "accuracy" in theirs
-        remarks += [f"The paper's {method}: {remark}" for remark in theirs.get("remarks", [])]
+        found |= {method: theirs} if theirs else {}
         theirs_by |= {theirs.get("bins", BINS)} if "ece" in theirs else set()
         row = [method, group]
         for metric, what in (("pm.accuracy", "pm"), ("gm.accuracy", "gm"), ("pm.ece", "ece")):
@@ -174,7 +173,7 @@ def classifier_markdown(summary: Mapping[str, Any], references: Sequence[Mapping
         "Ours is of the last round; the papers take the round with the highest accuracy of the last 100 or of all.",
     ]
     lines += [f"The papers' calibration errors have {' or '.join(map(str, sorted(theirs_by)))} bins."] * bool(theirs_by)
-    lines += ["`*`: FedSI's Table I, which does not say of which model."] * starred + remarks
+    lines += footnotes(found)
     shown = ("pm.accuracy", "gm.accuracy", "pm.ece", "pm.mce", "pm.brier", "pm.nll")
     lines += _not_finite(summary, shown)
     return "\n".join(lines) + "\n"
@@ -228,6 +227,20 @@ def theirs_cell(result: Mapping[str, Any], what: str) -> str:
     if isinstance(value, list):
         return f"{value[0]:.2f} ± {value[1]:.2f}{mark}"
     return "?" if value is None else f"{value:.{DIGITS.get(what, 2)}f}"
+
+
+def footnotes(theirs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Explain papers' numbers below a table of ours.
+
+    Args:
+        theirs: results of `published_classifier` by method.
+
+    Returns:
+        Lines: what the star means, if any number has one, and numbers of something else than their rows' names.
+    """
+    starred = any("accuracy" in one for one in theirs.values())
+    remarks = [f"The paper's {method}: {said}" for method, one in theirs.items() for said in one.get("remarks", [])]
+    return ["`*`: FedSI's Table I, which does not say of which model."] * starred + remarks
 
 
 def classifiers() -> list[Mapping[str, Any]]:
