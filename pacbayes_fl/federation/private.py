@@ -335,15 +335,18 @@ def keeps_state(method: AnyMethod, server: AnyTree, batch: ClientBatch) -> bool:
     return bool(tensors.leaves(method.init_clients(method.broadcast(server), one)))
 
 
-def check(plan: FederationPlan, kind: str, cohorts: Cohorts, clients: int, remembers: bool) -> None:
+def check(
+    method: AnyMethod, server: AnyTree, batch: ClientBatch, plan: FederationPlan, kind: str, cohorts: Cohorts
+) -> None:
     """Refuse rounds that tell more than their releases, or of which no account holds, before any noise is looked for.
 
     Args:
+        method: the algorithm.
+        server: its state.
+        batch: rows of all clients.
         plan: how the federation runs.
         kind: of the mechanism.
         cohorts: sampling of clients; instead of `plan.cohort`.
-        clients: number of all clients.
-        remembers: whether clients' states depend on earlier cohorts.
 
     Raises:
         PrivacyError: naming the option.
@@ -355,9 +358,9 @@ def check(plan: FederationPlan, kind: str, cohorts: Cohorts, clients: int, remem
     if plan.on_bad_client == "stop":
         what = "on_bad_client = 'stop' would tell who failed, which a private round withholds"
         raise PrivacyError(what, hint="federation.on_bad_client = 'drop'")
-    if cohorts.clients != clients:
-        raise PrivacyError(f"cohorts are of {cohorts.clients} clients, and the federation has {clients}")
-    if cohorts.kind == "fixed" and cohorts.share < 1 and remembers:
+    if cohorts.clients != batch.clients:
+        raise PrivacyError(f"cohorts are of {cohorts.clients} clients, and the federation has {batch.clients}")
+    if cohorts.kind == "fixed" and cohorts.share < 1 and plan.train == "cohort" and keeps_state(method, server, batch):
         what = (
             "clients that keep something between rounds and train only when they are drawn remember who was drawn, and "
             "cohorts of a fixed size tie that to one another: their account does not hold"
@@ -406,7 +409,7 @@ def open_private(
         PrivacyError: when the method has no private release, the plan tells how many clients failed, the cohorts are
             of another federation, or of a fixed size while clients' states depend on earlier cohorts.
     """
-    check(plan, mechanism.kind, cohorts, batch.clients, plan.train == "cohort" and keeps_state(method, server, batch))
+    check(method, server, batch, plan, mechanism.kind, cohorts)
     message, one = method.broadcast(server), batch.select(torch.zeros(1, dtype=torch.int64)).trim()
     noise = Noise(plan.seed, 0, one.ids, one.x.device, plan.noise)
     state = method.init_clients(message, one)

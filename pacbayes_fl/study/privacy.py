@@ -120,7 +120,7 @@ def open_private(
         return None
     remembers = plan.train == "cohort" and private.keeps_state(method, state.server, clients)
     cohorts = _cohorts(part, study.federation.cohort, clients.clients, remembers)
-    private.check(plan, part.mechanism, cohorts, clients.clients, remembers)  # the least noise can take seconds to find
+    private.check(method, state.server, clients, plan, part.mechanism, cohorts)  # the least noise can take seconds
     if cohorts.kind == "in-order" and part.ledger is not None:
         what = "cohorts in order are accounted for in a row, and a shared ledger adds up releases of several runs"
         raise PrivacyError(what, hint="privacy.cohort = 'poisson' or 'all'; or privacy.ledger = 'none'")
