@@ -54,13 +54,13 @@ def written(
     return paths
 
 
-def opened(browser: Any, path: Path, wide: int, scheme: str = "light", scripts: bool = True) -> None:
+def opened(browser: Any, page: Path | str, wide: int, scheme: str = "light", scripts: bool = True) -> None:
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not scripts})
     feature = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", feature)
     size = {"width": wide, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    browser.get(path.as_uri())
+    browser.get(page if isinstance(page, str) else page.as_uri())
 
 
 def test_no_page_has_an_error_an_overlap_or_weak_letters(browser: Any, written: dict[str, Path]) -> None:

@@ -5,6 +5,11 @@ Skips itself where `make docs` has not built the site of this checkout, or there
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +19,33 @@ from tests.pages.test_browser import opened
 
 ROOT = Path(__file__).parents[2]
 SITE, STYLE = ROOT / "build" / "docs", Path("_static", "site.css")
-LOOK = (Path(__file__).parent / "site.js").read_text("utf-8")
+LOOK, SHIFTS = ((Path(__file__).parent / f"{name}.js").read_text("utf-8") for name in ("site", "shifts"))
 PAGES = (
     *("index.html", "search.html", "howto/run-folders.html", "tutorials/pv_new_houses.html"),
     *("generated/keys.html", "generated/methods/pac-pfl.html", "generated/commands.html"),
 )
+LONG = (
+    *("generated/measured/results_images.html", "howto/certificates.html"),
+    *("generated/keys.html", "generated/faults.html"),
+)
+
+
+class SlowHandler(SimpleHTTPRequestHandler):
+    """Sends a page in pieces, as a slow line does: a browser draws what it has in between."""
+
+    def end_headers(self) -> None:
+        self.send_header("Cache-Control", "no-store")  # or the second look is a fast one
+        super().end_headers()
+
+    def copyfile(self, source: Any, outputfile: Any) -> None:
+        lines = source.readlines()  # whole ones, since a word of which more comes may move to the next line
+        step = len(lines) // (6 if self.path.endswith(".html") else 1) + 1
+        for at in range(0, len(lines), step):
+            time.sleep(0.04 if at else 0)
+            outputfile.write(b"".join(lines[at : at + step]))
+
+    def log_message(self, *_: Any) -> None:
+        pass
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +57,31 @@ def site() -> Path:
     return SITE
 
 
+@pytest.fixture
+def slow_site(site: Path) -> Iterator[str]:
+    """Serve the built site over a slow line, and give its address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SlowHandler, directory=str(site))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
 @pytest.mark.parametrize(("wide", "scheme"), [(400, "light"), (400, "dark"), (1400, "light"), (1400, "dark")])
 def test_pages_of_each_kind_can_be_read(wide: int, scheme: str, site: Path, browser: Any) -> None:
     for name in PAGES:
         opened(browser, site / name, wide, scheme)
         assert browser.execute_script(LOOK) == [], f"{name} at {wide} px, {scheme}"
         assert browser.get_log("browser") == [], name
+
+
+def test_nothing_moves_while_a_long_page_loads(slow_site: str, browser: Any) -> None:
+    """Neither the contents at the right nor rows of a table push away what is read already."""
+    for name in LONG:
+        for wide in (1000, 1400):
+            opened(browser, f"{slow_site}/{name}", wide)
+            moved, hidden = browser.execute_async_script(SHIFTS)
+            assert moved < 0.01 and not hidden, f"{name} at {wide} px: {moved:.3f}, {hidden} hidden"
+    browser.get_log("browser")  # of the icon that a browser asks a server for
 
 
 def test_what_is_wrong_with_a_page_is_found(browser: Any, tmp_path: Path) -> None:
