@@ -2,6 +2,7 @@
 # make test    set up .venv with the development tools and run all tests; ARGS='-m "not slow"' passes options on
 # make deploy-test
 #              set up .venv-flower, where Flower's pins hold, and run the tests that start the processes of a deployment
+# make gpu     the tests that need a CUDA device; all others are kept from it
 # make quick   one law of every method and the oracles, in under a minute
 # make lint    ruff: rules and format
 # make types   mypy, strict
@@ -30,11 +31,12 @@ DEV := $(VENV)/.ready-$(EXTRA)-dev
 DOCS := $(VENV)/.ready-$(EXTRA)-docs
 FLOWER_READY := $(FLOWER)/.ready
 QUICK = $(shell grep -rlE 'mark\.quick' tests --include='test_*.py') # the others are not even collected
+GPU = $(shell grep -rlE 'mark\.gpu' tests --include='test_*.py')
 DEPLOY = $(shell grep -rlE 'mark\.deploy' tests --include='test_*.py')
 SOURCES := pacbayes_fl data_gen $(wildcard benchmarks/*.py) $(wildcard docs/*.py docs/pages/*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test deploy-test quick lint types docs lock clean
+.PHONY: help demo test deploy-test gpu quick lint types docs lock clean
 
 help:
 	@sed -n -e '/^[^#]/q' -e 's/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
@@ -73,6 +75,9 @@ test: $(DEV)
 # Most of their time is waiting; the tests of a file share their processes.
 deploy-test: $(FLOWER_READY)
 	$(FLOWER)/bin/python -m pytest -m deploy -n 3 --dist loadfile $(DEPLOY) $(ARGS)
+
+gpu: $(DEV)
+	$(BIN)/python -m pytest -m gpu -n 0 $(GPU) $(ARGS)
 
 quick: $(DEV)
 	$(BIN)/python -m pytest -m quick $(QUICK) $(ARGS)

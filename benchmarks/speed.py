@@ -73,7 +73,7 @@ class Federation:
     def calls(self, plan: FederationPlan) -> list[ClientBatch]:
         """Cut the clients as the engine does."""
         sizes = [int(m) for m in self.batch.size.tolist()]
-        parts = client_calls.parts(self.method, sizes, list(range(self.batch.clients)), plan)
+        parts = client_calls.parts(self.method, sizes, list(range(self.batch.clients)), plan, self.batch.x.device)
         return [self.batch.select(torch.tensor(part)).trim(max(sizes[k] for k in part)) for part in parts]
 
     def gradient(self, calls: Sequence[ClientBatch]) -> tuple[Tensor, Tensor]:

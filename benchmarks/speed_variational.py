@@ -75,7 +75,7 @@ class Federation:
     def calls(self, plan: FederationPlan) -> list[tuple[Tensor, ClientBatch]]:
         """Cut the clients as the engine does: positions and rows of every call."""
         sizes = [int(m) for m in self.batch.size.tolist()]
-        parts = client_calls.parts(self.method, sizes, list(range(self.batch.clients)), plan)
+        parts = client_calls.parts(self.method, sizes, list(range(self.batch.clients)), plan, self.batch.x.device)
         return [(torch.tensor(part).to(self.batch.x.device), self.batch.select(torch.tensor(part))) for part in parts]
 
     def round(self, calls: Sequence[tuple[Tensor, ClientBatch]], plan: FederationPlan) -> FederationState:

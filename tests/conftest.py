@@ -41,6 +41,12 @@ def _data_folder() -> Path | None:
     return Path(value) if value and Path(value).is_dir() else None
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep GPUs from tests that do not ask for one: a process whose gradients ran on it cannot fork any more."""
+    if "gpu" not in config.option.markexpr:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def pytest_collection_finish() -> None:
     """Let the collector of garbage look at what tests leave, and not at the tests and modules, which stay."""
     gc.collect()
@@ -69,7 +75,7 @@ def data_root() -> Path:
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark users of `data_root`, and skip what this machine cannot run."""
-    no_gpu = None if torch.cuda.is_available() else pytest.mark.skip(reason="no CUDA device")
+    no_gpu = None if torch.cuda.is_available() else pytest.mark.skip(reason="no CUDA device; with one, `make gpu`")
     reason = "PACBAYES_FL_DATA names no folder with the published data sets"
     no_data = pytest.mark.skip(reason=reason) if _data_folder() is None else None
     for item in items:

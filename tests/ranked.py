@@ -1,7 +1,8 @@
-"""Several forked processes that work together, as torchrun would start them."""
+"""Several processes that work together, as torchrun would start them."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 from collections.abc import Callable
@@ -22,6 +23,22 @@ def together(world: int, folder: Path, work: Callable[[Ranks], Any]) -> list[Any
     children = [os.fork() or _ranked(rank, world, folder, work) for rank in range(world)]
     for number in children:
         os.waitpid(number, 0)
+    return _results(world, folder)
+
+
+def on_gpus(folder: Path, work: Callable[[Ranks], Any]) -> list[Any]:
+    """Do work, a function of a module, in a process for each GPU; they exchange by NCCL, which outlives no fork."""
+    folder.mkdir(exist_ok=True)
+    world, spawn = torch.cuda.device_count(), multiprocessing.get_context("spawn")
+    children = [spawn.Process(target=_ranked, args=(rank, world, folder, work, True)) for rank in range(world)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    return _results(world, folder)
+
+
+def _results(world: int, folder: Path) -> list[Any]:
     paths = [folder / f"{rank}.pickle" for rank in range(world)]
     results = [pickle.loads(path.read_bytes()) if path.is_file() else None for path in paths]
     for result in results:
@@ -30,13 +47,16 @@ def together(world: int, folder: Path, work: Callable[[Ranks], Any]) -> list[Any
     return results
 
 
-def _ranked(rank: int, world: int, folder: Path, work: Callable[[Ranks], Any]) -> int:
+def _ranked(rank: int, world: int, folder: Path, work: Callable[[Ranks], Any], gpus: bool = False) -> int:
     result: Any = None
+    device, backend = (torch.device("cuda", rank), "cpu:gloo,cuda:nccl") if gpus else (torch.device("cpu"), "gloo")
     try:
         torch.set_num_threads(1)
         store = FileStore(str(folder / "store"), world)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
-        result = work(Ranks(rank, world, torch.device("cpu"), store))
+        if gpus:
+            torch.cuda.set_device(device)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+        result = work(Ranks(rank, world, device, store))
     except BaseException as error:  # raised in the parent
         result = error
     finally:

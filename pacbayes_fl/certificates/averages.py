@@ -143,9 +143,10 @@ def respond_to_priors(trained: Trained, priors: LearnedPriors, of: BoundRows, lo
     """
     theta, step = priors.particles, priors.at_once
     sizes = [int(m) for m in of.rows.size.tolist()]
-    shape = (len(sizes), len(theta))
-    columns = [torch.empty(shape, dtype=torch.float64, device=of.rows.x.device) for _ in ClientResponses._fields]
-    for positions in client_calls.parts(trained.method, sizes, list(range(len(sizes))), trained.study.plan):
+    shape, device = (len(sizes), len(theta)), of.rows.x.device
+    columns = [torch.empty(shape, dtype=torch.float64, device=device) for _ in ClientResponses._fields]
+    everybody = list(range(len(sizes)))
+    for positions in client_calls.parts(trained.method, sizes, everybody, trained.study.plan, device):
         index = torch.tensor(positions)
         rows, test = of.rows.select(index).trim(), of.test.select(index).trim()
         at = index.to(rows.x.device)

@@ -140,7 +140,7 @@ def personal_calls(
         own = rows if more is None else rows.trim()
         return index, work(index, message, kept.select(positions), own, noise)
 
-    for call in cut_calls(batch, needed, parts(method, needed, list(range(batch.clients)), plan)):
+    for call in cut_calls(batch, needed, parts(method, needed, list(range(batch.clients)), plan, batch.x.device)):
         for *_, result in splitter.calls(*call, called):
             yield result
 

@@ -24,7 +24,8 @@ class FederationPlan:
         seed: of every random draw.
         on_bad_client: "drop" leaves a client out of a round when its update or state is not finite; "stop" raises.
         min_clients: fewer good clients in a round change nothing and raise.
-        chunk: numbers that the clients of one call may hold in the hot loop (see `Method.footprint`).
+        chunk: numbers that the clients of one call may hold in the hot loop (see `Method.footprint`); None for what
+            suits the device: 2^20 on a CPU, whose caches they fill, and one for every 512 bytes of a GPU's memory.
         waste: clients of one call differ in size by at most this factor.
         noise: engine of the clients' random streams.
         train: who makes a client's step in a round: the drawn "cohort", as PAC-PFL, BPFed and FedSI print it and public
@@ -62,7 +63,7 @@ class FederationPlan:
     seed: int = option(0, low=0, below=2**32)
     on_bad_client: Literal["drop", "stop"] = "drop"
     min_clients: int = option(1, low=1)
-    chunk: int = option(2**20, low=1)
+    chunk: int | None = option(None, low=1)
     waste: float = option(1.1, low=1)
     noise: Engine = "philox"
     train: Literal["cohort", "all"] = "cohort"

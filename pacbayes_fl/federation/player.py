@@ -243,7 +243,7 @@ class RoundPlayer(Player):
 
     def parts(self, positions: Sequence[int]) -> list[list[int]]:
         """Cut clients into calls, see `client_calls.parts`."""
-        return parts(self.method, self.sizes, list(positions), self.plan)
+        return parts(self.method, self.sizes, list(positions), self.plan, self.batch.x.device)
 
     def _calls(self, cut: Sequence[list[int]]) -> Iterator[tuple[list[int], ClientBatch]]:
         return cut_calls(self.batch, self.sizes, cut)

@@ -235,7 +235,7 @@ class FederationPart:
     average_last: float = same(FederationPlan, "average_last")
     on_bad_client: Literal["drop", "stop"] = same(FederationPlan, "on_bad_client")
     min_clients: int = same(FederationPlan, "min_clients")
-    chunk: int = same(FederationPlan, "chunk")
+    chunk: int | None = same(FederationPlan, "chunk")
     waste: float = same(FederationPlan, "waste")
     noise: Engine = same(FederationPlan, "noise")
     overfitting_trial: bool = True

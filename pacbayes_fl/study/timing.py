@@ -121,7 +121,8 @@ def _seconds(
     result = []
     for _ in range(2):  # the first may load code
         begun = time.perf_counter()
-        for _, rows in cut_calls(cut, known, parts(method, known, list(range(len(known))), study.plan)):
+        calls = parts(method, known, list(range(len(known))), study.plan, cut.x.device)
+        for _, rows in cut_calls(cut, known, calls):
             noise = Noise(study.plan.seed, 1, rows.ids, rows.x.device, study.plan.noise)
             state = method.init_clients(message, rows)
             if study.recipe.rounds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from pacbayes_fl.methods import METHODS
 from tests.federating import pac_pfl
 from tests.laws.cases import federation, from_recipe
 
+CPU = torch.device("cpu")
+
 
 @pytest.mark.parametrize("waste", [1.0, 1.1, 3.0])
 @pytest.mark.parametrize("chunk", [1, 4000, 10**6])
@@ -23,7 +26,7 @@ def test_calls_are_small_enough_and_hold_everybody_once(waste: float, chunk: int
     sizes = [60, 1, 61, 20, 20, 300, 22, 59, 5]
     positions = [0, 1, 3, 4, 5, 6, 7, 8]
     method, plan = pac_pfl(), FederationPlan(chunk=chunk, waste=waste)
-    calls = client_calls.parts(method, sizes, positions, plan)
+    calls = client_calls.parts(method, sizes, positions, plan, CPU)
     assert sorted(k for call in calls for k in call) == positions
     for call in calls:
         rows = [sizes[k] for k in call]
@@ -34,7 +37,21 @@ def test_calls_are_small_enough_and_hold_everybody_once(waste: float, chunk: int
 
 def test_pooled_methods_see_everybody_at_once() -> None:
     pooled = from_recipe(METHODS["pooled-ridge"], 1)
-    assert client_calls.parts(pooled, [5, 1, 900], [0, 1, 2], FederationPlan(chunk=1)) == [[0, 1, 2]]
+    assert client_calls.parts(pooled, [5, 1, 900], [0, 1, 2], FederationPlan(chunk=1), CPU) == [[0, 1, 2]]
+
+
+def test_calls_fill_the_caches_of_a_cpu_and_a_share_of_a_gpu_s_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = SimpleNamespace(total_memory=8 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    gpu = torch.device("cuda", 0)
+    assert client_calls.chunk_of(FederationPlan(), CPU) == 2**20
+    assert client_calls.chunk_of(FederationPlan(), gpu) == 2**24
+    assert (
+        client_calls.chunk_of(FederationPlan(chunk=7), gpu) == client_calls.chunk_of(FederationPlan(chunk=7), CPU) == 7
+    )
+    method, sizes = pac_pfl(), [300] * 40
+    few, many = (len(client_calls.parts(method, sizes, list(range(40)), FederationPlan(), d)) for d in (CPU, gpu))
+    assert few > many == 1
 
 
 def names(splitter: CallSplitter, batch: ClientBatch, fits: int) -> tuple[list[tuple[str, ...]], list[int]]:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -21,6 +21,8 @@ from pacbayes_fl.posteriors.residuals import Residuals
 
 JITTERS = (1e-8, 1e-6, 1e-4)
 """Rungs that are tried after 0, in units of the mean diagonal."""
+_WORTH_ASKING: Final = 128
+"""Rows from which a GPU is asked whether a rung is needed: three more factorisations take longer than the answer."""
 
 
 class Factor(NamedTuple):
@@ -60,7 +62,7 @@ def factorise(matrix: Tensor, mask: Tensor) -> Factor:
     """Factor covariances, adding jitter to those alone that need it.
 
     Rungs 0, 1e-8, 1e-6, 1e-4 times the mean diagonal over real rows; a matrix that fails all of them is marked and
-    fails alone. On a GPU every rung is computed, because asking whether one is needed would stop it.
+    fails alone. On a GPU every rung of small matrices is computed, because asking whether one is needed would stop it.
 
     Args:
         matrix: symmetric [K, P, N, N], identity in rows of padding.
@@ -74,7 +76,7 @@ def factorise(matrix: Tensor, mask: Tensor) -> Factor:
     jitter = matrix.new_zeros(info.shape)
     real = mask.unsqueeze(1).to(matrix.dtype)
     for rung in JITTERS:
-        if tensors.on_host(matrix) and not bool(info.any()):
+        if (tensors.on_host(matrix) or matrix.shape[-1] >= _WORTH_ASKING) and not bool(info.any()):
             break
         diagonal = matrix.diagonal(dim1=-2, dim2=-1) * real
         jitter = torch.where(info > 0, rung * diagonal.sum(-1) / real.sum(-1).clamp_min(1.0), jitter)
