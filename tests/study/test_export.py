@@ -13,9 +13,8 @@ from pacbayes_fl.results.rounds import read_rounds
 from pacbayes_fl.study.export import Deployment, export
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.run import run
-from tests.deployed import Owners, commands_in, free, needs_flower, rounds_in, study_of, until
-from tests.laws.cases import assert_close
-from tests.study.test_served import server_of
+from pacbayes_fl.testing.scene import assert_close
+from tests.deployed import Owners, commands_in, free, needs_flower, rounds_in, server_of, study_of, until
 
 STUDY = study_of(3)
 
