@@ -118,7 +118,12 @@ class Owners:
 
     def done(self, name: str, line: str, where: Path, code: int = 0, seconds: float = 250.0) -> str:
         """Type a line, and wait for its end."""
-        ended = self.type(name, line, where).wait(seconds)
+        self.type(name, line, where)
+        return self.ended(name, code, seconds)
+
+    def ended(self, name: str, code: int = 0, seconds: float = 250.0) -> str:
+        """Wait for the end of a line that was typed."""
+        ended = self.running[name].wait(seconds)
         assert ended == code, self.said(name)
         return self.said(name)
 

@@ -154,7 +154,7 @@ class Patient:
     def ask(self, letters: Mapping[int, bytes], seconds: float) -> Iterator[tuple[int, bytes]]:
         config, begun = frames.decode(next(iter(letters.values()))).config, time.monotonic()
         if config["kind"] == mail.TRAIN and config["requests"][0]["round"] in (LATE, KILLED, ALONE):
-            times = 1.0 if config["requests"][0]["round"] == ALONE else 2.0  # nobody is there who could be too slow
+            times = 1.0 if config["requests"][0]["round"] == ALONE else 1.5  # nobody is there who could be too slow
             yield from self.post.ask(letters, 2.0 + times * self.slowest)
         else:
             yield from self.post.ask(letters, seconds)
@@ -162,7 +162,7 @@ class Patient:
 
 
 class Network(NamedTuple):
-    """Two nodes that are connected."""
+    """Two nodes that are connected, and those who try to be, which `refused` ends."""
 
     running: Processes
     folder: Path
@@ -170,6 +170,8 @@ class Network(NamedTuple):
     workers: Sequence[Worker]
     owners: Mapping[int, Sequence[str]]
     address: str
+    others: Processes
+    refused: ExitStack
 
 
 @pytest.fixture(scope="module")
@@ -184,31 +186,41 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     keys.write_server(folder / "expired", days=-1.0)
     commands.write_home(folder / "home", address, folder / "keys" / "ca.pem")
     with ExitStack() as stack:
-        running = Processes(folder / "logs", {**commands.ENVIRONMENT, "FLWR_HOME": str(folder / "home")})
-        stack.enter_context(running)
+        running = stack.enter_context(Processes(folder / "logs", environment_of(folder)))
         running.start("link", commands.of_link(folder / "keys", HOST, port))
         workers = [stack.enter_context(Worker(folder / name, lambda data: data)) for name in "ab"]
+        refused = stack.enter_context(ExitStack())
+        others = refused.enter_context(Processes(folder / "refused", environment_of(folder)))
+        others.start("expired link", commands.of_link(folder / "expired", HOST, port + 7))
         running.wait(120.0, lambda: answers(HOST, port), "no SuperLink")
         owners = dict[int, Sequence[str]]()
         for k, (name, clients) in enumerate(zip("ab", DEALT.values(), strict=True)):
             owners[commands.register(running, folder / "keys" / name / "node.pub")] = clients
             settings = {"worker": str(folder / name)}
             running.start(name, commands.of_node(folder / "keys" / name, address, port + 1 + k, settings))
+        intrude(others, folder, address, port + 3)  # now, so that they start while the others wait for each other
         listener = stack.enter_context(Listener(folder / "server"))
         post = stack.enter_context(opened(running, listener, folder / "app", owners))
-        yield Network(running, folder, post, workers, owners, address)
+        yield Network(running, folder, post, workers, owners, address, others, refused)
+
+
+def environment_of(folder: Path) -> dict[str, str]:
+    return {**commands.ENVIRONMENT, "FLWR_HOME": str(folder / "home")}
+
+
+def intrude(others: Processes, folder: Path, address: str, port: int) -> None:
+    """Start nodes that are not to get in."""
+    settings = {"worker": "none"}
+    others.start("wrong CA", commands.of_node(folder / "other" / "a", address, port, settings))
+    others.start("stranger", commands.of_node(folder / "keys" / "stranger", address, port + 1, settings))
+    skewed = commands.of_node(folder / "keys" / "stranger", address, port + 2, settings)
+    others.start("clock", [sys.executable, "-c", LATE_CLOCK, *skewed[1:]])
 
 
 def test_who_has_no_valid_key_certificate_or_clock_does_not_get_in(network: Network) -> None:
     running, folder, port = network.running, network.folder, int(network.address.rpartition(":")[2])
-    with Processes(folder / "refused", {**commands.ENVIRONMENT, "FLWR_HOME": str(folder / "home")}) as others:
-        others.start("expired link", commands.of_link(folder / "expired", HOST, port + 7))
-        settings = {"worker": "none"}
-        wrong = commands.of_node(folder / "other" / "a", network.address, port + 3, settings)
-        others.start("wrong CA", wrong)
-        others.start("stranger", commands.of_node(folder / "keys" / "stranger", network.address, port + 4, settings))
-        skewed = commands.of_node(folder / "keys" / "stranger", network.address, port + 5, settings)
-        others.start("clock", [sys.executable, "-c", LATE_CLOCK, *skewed[1:]])
+    others = network.others
+    with network.refused:
         until(lambda: answers(HOST, port + 7))
         with pytest.raises(DeployError, match="has expired"):
             reach.check_server(f"{HOST}:{port + 7}", folder / "expired" / "ca.pem")
