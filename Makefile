@@ -72,6 +72,7 @@ test: $(DEV)
 
 # Most of their time is waiting; the tests of a file share their processes.
 deploy-test: $(FLOWER_READY)
+	@$(FLOWER)/bin/python -m compileall -q pacbayes_fl # which a hundred processes read, also where none may write it
 	$(FLOWER)/bin/python -m pytest -m deploy -n 3 --dist loadfile $(DEPLOY) $(ARGS)
 
 quick: $(DEV)

@@ -200,7 +200,8 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
             running.start(name, commands.of_node(folder / "keys" / name, address, port + 1 + k, settings))
         intrude(others, folder, address, port + 3)  # now, so that they start while the others wait for each other
         listener = stack.enter_context(Listener(folder / "server"))
-        post = stack.enter_context(opened(running, listener, folder / "app", owners))
+        commands.submit(running, folder / "app", listener.path)
+        post = stack.enter_context(opened(running, listener, owners))
         yield Network(running, folder, post, workers, owners, address, others, refused)
 
 
