@@ -32,7 +32,9 @@ DOCS := $(VENV)/.ready-$(EXTRA)-docs
 FLOWER_READY := $(FLOWER)/.ready
 QUICK = $(shell grep -rlE 'mark\.quick' tests --include='test_*.py') # the others are not even collected
 GPU = $(shell grep -rlE 'mark\.gpu' tests --include='test_*.py')
-DEPLOY = $(shell grep -rlE 'mark\.deploy' tests --include='test_*.py')
+# Those that take long come first, in this order: a worker of xdist takes the next file before it has finished its own.
+DEPLOY = $(shell all=$$(grep -rlE 'mark\.deploy' tests --include='test_*.py' | sort); \
+	grep -lE 'mark\.slow' $$all; grep -LE 'mark\.slow' $$all)
 SOURCES := pacbayes_fl data_gen $(wildcard benchmarks/*.py) $(wildcard docs/*.py docs/pages/*.py)
 
 .DEFAULT_GOAL := help
@@ -74,7 +76,8 @@ test: $(DEV)
 
 # Most of their time is waiting; the tests of a file share their processes.
 deploy-test: $(FLOWER_READY)
-	$(FLOWER)/bin/python -m pytest -m deploy -n 3 --dist loadfile $(DEPLOY) $(ARGS)
+	@$(FLOWER)/bin/python -m compileall -q pacbayes_fl # which a hundred processes read, also where none may write it
+	$(FLOWER)/bin/python -m pytest -m deploy -n 3 --dist loadfile --no-loadscope-reorder $(DEPLOY) $(ARGS)
 
 gpu: $(DEV)
 	$(BIN)/python -m pytest -m gpu -n 0 $(GPU) $(ARGS)

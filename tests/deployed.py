@@ -13,10 +13,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import pytest
 
 from pacbayes_fl.errors import DeployError
+from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.federation.flower import processes
 from pacbayes_fl.study.file import Study
 
@@ -54,6 +56,12 @@ def until(ready: Callable[[], object], seconds: float = 250.0, what: str = "") -
 def rounds_in(folder: Path) -> int:
     path = folder / "rounds.jsonl"
     return path.read_text().count("\n") if path.exists() else 0
+
+
+def server_of(folder: Path) -> dict[str, Any]:
+    saved = checkpoint.load(folder)
+    assert saved is not None
+    return {name: leaf for name, leaf in saved.tensors.items() if name.startswith(("server", "average"))}
 
 
 def commands_in(readme: str) -> list[str]:
@@ -110,7 +118,12 @@ class Owners:
 
     def done(self, name: str, line: str, where: Path, code: int = 0, seconds: float = 250.0) -> str:
         """Type a line, and wait for its end."""
-        ended = self.type(name, line, where).wait(seconds)
+        self.type(name, line, where)
+        return self.ended(name, code, seconds)
+
+    def ended(self, name: str, code: int = 0, seconds: float = 250.0) -> str:
+        """Wait for the end of a line that was typed."""
+        ended = self.running[name].wait(seconds)
         assert ended == code, self.said(name)
         return self.said(name)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -88,13 +90,16 @@ def deploy(
             running.wait(_STARTS, lambda: processes.answers(HOST, port), "the SuperLink does not answer")
             ready = [work / f"worker_{k}" for k in range(nodes)]
             running.wait(_STARTS, lambda: all(path.exists() for path in ready), "not all workers have begun")
-            owners = dict[int, Sequence[str]]()
+            with ThreadPoolExecutor() as pool:  # each takes a process of its own for a second or two
+                submitted = pool.submit(commands.submit, running, work / "app", listener.path)
+                public = [keys / f"node_{k}" / "node.pub" for k in range(nodes)]
+                owners = dict(zip(pool.map(partial(commands.register, running), public), dealt, strict=True))
+                submitted.result()
             for k, command in enumerate(work_commands):
-                owners[commands.register(running, keys / f"node_{k}" / "node.pub")] = dealt[k]
                 settings = {"worker": str(ready[k]), "command": shlex.join(command)}
                 node = commands.of_node(keys / f"node_{k}", address, port + 1 + k, settings)
                 running.start(f"supernode_{k}", node)
-            with opened(running, listener, work / "app", owners) as mail:
+            with opened(running, listener, owners) as mail:
                 return serve(study, out, mail, resume, on_round, waits=waits, claims=owners)
 
 
@@ -104,13 +109,12 @@ def _command(study: Path, folder: Path, clients: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def opened(running: Processes, listener: Listener, app: Path, owners: Mapping[int, object]) -> Iterator[FlowerMail]:
-    """Submit the app, wait until its ServerApp has called and all nodes are there, and end it at last.
+def opened(running: Processes, listener: Listener, owners: Mapping[int, object]) -> Iterator[FlowerMail]:
+    """Wait until the ServerApp of an app that was submitted has called and all nodes are there, and end it at last.
 
     Args:
         running: what must not end before.
         listener: at which the ServerApp calls.
-        app: its folder.
         owners: numbers of the nodes.
 
     Yields:
@@ -119,7 +123,6 @@ def opened(running: Processes, listener: Listener, app: Path, owners: Mapping[in
     Raises:
         DeployError: when somebody is not there in time.
     """
-    commands.submit(running, app, listener.path)
     came = list[Line]()
 
     def called() -> bool:

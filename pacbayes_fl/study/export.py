@@ -156,7 +156,8 @@ def serve_app(
         Listener(short / "server") as listener,
     ):
         owners = _numbered(running, folder, deployment)
-        with opened(running, listener, folder, owners) as mail:
+        commands.submit(running, folder, listener.path)
+        with opened(running, listener, owners) as mail:
             return serve(study, out, mail, resume, on_round, waits=waits, claims=owners)
 
 

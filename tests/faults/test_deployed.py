@@ -31,17 +31,17 @@ from pacbayes_fl.study.data import load
 from pacbayes_fl.study.deploy import opened
 from pacbayes_fl.study.node import StudyNode
 from pacbayes_fl.study.served import Waits, serve
-from tests.deployed import free, needs_flower, study_of, until
-from tests.laws.cases import assert_close
-from tests.study.test_served import server_of
+from pacbayes_fl.testing.scene import assert_close
+from tests.deployed import free, needs_flower, server_of, study_of, until
 
 pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.timeout(900)]
-ROUNDS = 11
+ROUNDS = 9
+LATE, KILLED, ALONE = 4, 7, 8  # rounds in which the second node is late, is killed, and the first is killed too
 STUDY = study_of(ROUNDS)
 DATA = load(STUDY)
 NAMES = DATA.groups["existing"].train.names
 DEALT = {7: NAMES[0::2], 8: NAMES[1::2]}
-LIAR = NAMES[1]
+LIAR, BROKEN, OTHER = DEALT[8][:3]
 SILENT, HUNG_UP = b"silent", b"hung up"
 LATE_CLOCK = """
 import datetime, sys
@@ -73,31 +73,29 @@ class Hostile:
         match number:
             case 2:
                 return self.first  # replayed
-            case 3:
-                return changed(answer, lambda one: one._replace(data=bytes(10 * len(one.data))))
-            case 4:
-                return changed(answer, lambda one: one._replace(data=one.data[:-8] + b"\xff" * 8))  # NaN
-            case 5:
-                return answer.replace(LIAR.encode(), NAMES[0].encode())  # under the name of the other node's client
-            case 6:
+            case 3:  # a fault of its own for each of three clients
+                answer = changed(answer, LIAR, lambda one: one._replace(data=bytes(10 * len(one.data))))
+                answer = changed(answer, BROKEN, lambda one: one._replace(data=one.data[:-8] + b"\xff" * 8))  # NaN
+                return answer.replace(OTHER.encode(), NAMES[0].encode())  # under the name of the other node's client
+            case 4:  # LATE
                 self.late = answer
                 return SILENT
-            case 8:
+            case 6:
                 return HUNG_UP
-            case 9 | 10:
+            case 7 | 8:  # KILLED, ALONE
                 self.died()
                 return SILENT
         return answer
 
 
-def changed(data: bytes, change: Callable[[Any], Any]) -> bytes:
-    """Alter the largest array of the first client's answer."""
-    (name, reply), *rest = mail.unpack_answers(data)
+def changed(data: bytes, name: str, change: Callable[[Any], Any]) -> bytes:
+    """Alter the largest array of a client's answer."""
+    answers = dict(mail.unpack_answers(data))
+    reply = answers[name]
     assert isinstance(reply, Reply)
     largest = max(reply.arrays, key=lambda leaf: len(reply.arrays[leaf].data))
-    return mail.pack_answers(
-        [(name, Reply(reply.config, {**reply.arrays, largest: change(reply.arrays[largest])})), *rest]
-    )
+    answers[name] = Reply(reply.config, {**reply.arrays, largest: change(reply.arrays[largest])})
+    return mail.pack_answers([*answers.items()])
 
 
 class Double(mail.InMemory):
@@ -155,15 +153,16 @@ class Patient:
 
     def ask(self, letters: Mapping[int, bytes], seconds: float) -> Iterator[tuple[int, bytes]]:
         config, begun = frames.decode(next(iter(letters.values()))).config, time.monotonic()
-        if config["kind"] == mail.TRAIN and config["requests"][0]["round"] in (6, 9, 10):
-            yield from self.post.ask(letters, 2.0 + 2.0 * self.slowest)
+        if config["kind"] == mail.TRAIN and config["requests"][0]["round"] in (LATE, KILLED, ALONE):
+            times = 1.0 if config["requests"][0]["round"] == ALONE else 1.5  # nobody is there who could be too slow
+            yield from self.post.ask(letters, 2.0 + times * self.slowest)
         else:
             yield from self.post.ask(letters, seconds)
             self.slowest = max(self.slowest, time.monotonic() - begun)
 
 
 class Network(NamedTuple):
-    """Two nodes that are connected."""
+    """Two nodes that are connected, and those who try to be, which `refused` ends."""
 
     running: Processes
     folder: Path
@@ -171,6 +170,8 @@ class Network(NamedTuple):
     workers: Sequence[Worker]
     owners: Mapping[int, Sequence[str]]
     address: str
+    others: Processes
+    refused: ExitStack
 
 
 @pytest.fixture(scope="module")
@@ -185,31 +186,42 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     keys.write_server(folder / "expired", days=-1.0)
     commands.write_home(folder / "home", address, folder / "keys" / "ca.pem")
     with ExitStack() as stack:
-        running = Processes(folder / "logs", {**commands.ENVIRONMENT, "FLWR_HOME": str(folder / "home")})
-        stack.enter_context(running)
+        running = stack.enter_context(Processes(folder / "logs", environment_of(folder)))
         running.start("link", commands.of_link(folder / "keys", HOST, port))
         workers = [stack.enter_context(Worker(folder / name, lambda data: data)) for name in "ab"]
+        refused = stack.enter_context(ExitStack())
+        others = refused.enter_context(Processes(folder / "refused", environment_of(folder)))
+        others.start("expired link", commands.of_link(folder / "expired", HOST, port + 7))
         running.wait(120.0, lambda: answers(HOST, port), "no SuperLink")
         owners = dict[int, Sequence[str]]()
         for k, (name, clients) in enumerate(zip("ab", DEALT.values(), strict=True)):
             owners[commands.register(running, folder / "keys" / name / "node.pub")] = clients
             settings = {"worker": str(folder / name)}
             running.start(name, commands.of_node(folder / "keys" / name, address, port + 1 + k, settings))
+        intrude(others, folder, address, port + 3)  # now, so that they start while the others wait for each other
         listener = stack.enter_context(Listener(folder / "server"))
-        post = stack.enter_context(opened(running, listener, folder / "app", owners))
-        yield Network(running, folder, post, workers, owners, address)
+        commands.submit(running, folder / "app", listener.path)
+        post = stack.enter_context(opened(running, listener, owners))
+        yield Network(running, folder, post, workers, owners, address, others, refused)
+
+
+def environment_of(folder: Path) -> dict[str, str]:
+    return {**commands.ENVIRONMENT, "FLWR_HOME": str(folder / "home")}
+
+
+def intrude(others: Processes, folder: Path, address: str, port: int) -> None:
+    """Start nodes that are not to get in."""
+    settings = {"worker": "none"}
+    others.start("wrong CA", commands.of_node(folder / "other" / "a", address, port, settings))
+    others.start("stranger", commands.of_node(folder / "keys" / "stranger", address, port + 1, settings))
+    skewed = commands.of_node(folder / "keys" / "stranger", address, port + 2, settings)
+    others.start("clock", [sys.executable, "-c", LATE_CLOCK, *skewed[1:]])
 
 
 def test_who_has_no_valid_key_certificate_or_clock_does_not_get_in(network: Network) -> None:
     running, folder, port = network.running, network.folder, int(network.address.rpartition(":")[2])
-    with Processes(folder / "refused", {**commands.ENVIRONMENT, "FLWR_HOME": str(folder / "home")}) as others:
-        others.start("expired link", commands.of_link(folder / "expired", HOST, port + 7))
-        settings = {"worker": "none"}
-        wrong = commands.of_node(folder / "other" / "a", network.address, port + 3, settings)
-        others.start("wrong CA", wrong)
-        others.start("stranger", commands.of_node(folder / "keys" / "stranger", network.address, port + 4, settings))
-        skewed = commands.of_node(folder / "keys" / "stranger", network.address, port + 5, settings)
-        others.start("clock", [sys.executable, "-c", LATE_CLOCK, *skewed[1:]])
+    others = network.others
+    with network.refused:
         until(lambda: answers(HOST, port + 7))
         with pytest.raises(DeployError, match="has expired"):
             reach.check_server(f"{HOST}:{port + 7}", folder / "expired" / "ca.pem")
@@ -247,25 +259,28 @@ def test_whatever_a_node_does_costs_its_clients_that_round_and_nothing_is_lost(
     network.workers[1].answer = hostile
 
     def after(record: Any) -> None:
-        (network.workers[1].released.set if record.round == 6 else network.workers[1].released.clear)()
-        if record.round == 9:  # the first node is killed in the round after
+        (network.workers[1].released.set if record.round == LATE else network.workers[1].released.clear)()
+        if record.round == KILLED:  # the first node is killed in the round after
             network.workers[0].answer = lambda data: (hostile.died(), SILENT)[1]
 
     waits, post = Waits(250.0, 250.0), Patient(network.mail)
-    with pytest.raises(ClientError, match=r"round 10: none of 24 clients gave an update .*--resume"):
+    with pytest.raises(ClientError, match=rf"round {ALONE}: none of 24 clients gave an update .*--resume"):
         serve(STUDY, tmp_path / "there", post, on_round=after, waits=waits, claims=network.owners)
+    until(lambda: None not in {running.ended(name) for name in "ab"}, what="both have been killed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         serve(STUDY, tmp_path / "there", mail.InMemory({k: one.answer for k, one in there.items()}), resume=True)
     records = read_rounds(tmp_path / "there")
     assert [record.round for record in records] == [*range(1, ROUNDS + 1)]
-    reasons = {record.round: record.reasons.get(LIAR, "") for record in records}
-    expected = {2: "round 1 arrived in round 2", 3: "bytes, and at most", 4: "is not finite", 5: "no reply"}
-    expected |= {6: "no reply", 8: "the node's worker: the other process is gone", 9: "no reply"}
+    whole = {2: "round 1 arrived in round 2", LATE: "no reply", KILLED: "no reply"}
+    whole[6] = "the node's worker: the other process is gone"
+    expected = {number: dict.fromkeys(DEALT[8], text) for number, text in whole.items()}
+    expected[3] = {LIAR: "bytes, and at most", BROKEN: "is not finite", OTHER: "no reply"}
     for number, record in enumerate(records, 1):
-        assert expected.get(number, "") in reasons[number] and bool(reasons[number]) == (number in expected)
-        assert (LIAR in record.dropped) == (number in expected) and NAMES[0] not in record.dropped
-    assert any("node " in name and " for " in name for name in records[4].reasons)
+        assert {*record.dropped} == expected.get(number, {}).keys()
+        assert all(text in record.reasons[name] for name, text in expected.get(number, {}).items())
+        assert not any(record.reasons.get(name) for name in {*NAMES} - {*record.dropped})
+    assert any("node " in name and " for " in name for name in records[2].reasons)
     assert_close(server_of(tmp_path / "there"), server_of(in_memory(tmp_path / "here")), 1e-9)
 
 
@@ -276,7 +291,7 @@ def in_memory(folder: Path) -> Path:
 
     def second(data: bytes) -> bytes:
         config = frames.decode(data).config
-        over = config["kind"] == mail.TRAIN and config["requests"][0]["round"] > 9
+        over = config["kind"] == mail.TRAIN and config["requests"][0]["round"] > KILLED
         return here[8].answer(data) if over else hostile(data)
 
     with warnings.catch_warnings():

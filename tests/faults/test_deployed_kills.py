@@ -15,9 +15,8 @@ import torch
 
 from pacbayes_fl.results.rounds import read_rounds
 from pacbayes_fl.study.run import run
-from tests.deployed import Owners, commands_in, free, needs_flower, rounds_in, study_of, until
-from tests.laws.cases import assert_close
-from tests.study.test_served import server_of
+from pacbayes_fl.testing.scene import assert_close
+from tests.deployed import Owners, commands_in, free, needs_flower, rounds_in, server_of, study_of, until
 
 KILLS = int(os.environ.get("PACBAYES_FL_KILLS", "0"))
 SEED = int(os.environ.get("PACBAYES_FL_KILL_SEED", "0"))

@@ -26,9 +26,8 @@ from pacbayes_fl.study.node import StudyNode
 from pacbayes_fl.study.node_folder import NodeFolder
 from pacbayes_fl.study.run import run
 from pacbayes_fl.study.served import serve
-from tests.deployed import Owners, free, needs_flower, rounds_in, study_of, until
-from tests.laws.cases import assert_close
-from tests.study.test_served import server_of
+from pacbayes_fl.testing.scene import assert_close
+from tests.deployed import Owners, free, needs_flower, rounds_in, server_of, study_of, until
 
 STUDY = study_of(2)
 HELLO = frames.encode({"kind": "hello"}, {})

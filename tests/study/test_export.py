@@ -13,9 +13,8 @@ from pacbayes_fl.results.rounds import read_rounds
 from pacbayes_fl.study.export import Deployment, export
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.run import run
-from tests.deployed import Owners, commands_in, free, needs_flower, rounds_in, study_of, until
-from tests.laws.cases import assert_close
-from tests.study.test_served import server_of
+from pacbayes_fl.testing.scene import assert_close
+from tests.deployed import Owners, commands_in, free, needs_flower, rounds_in, server_of, study_of, until
 
 STUDY = study_of(3)
 
@@ -69,14 +68,15 @@ def test_its_readme_alone_starts_it_and_a_server_that_is_killed_goes_on_with_nod
         owners.done("export", exported, tmp_path)
         keys, link, serve, resume, *nodes = commands_in((app / "README.md").read_text())
         owners.done("keys", keys, app)
-        assert "nobody answers at localhost" in owners.done("early", serve, app, code=1)
-        owners.type("link", link, app)
+        owners.type("early", serve, app)
         for k in range(2):
             mine = tmp_path / f"owner_{k}"
             shutil.copytree(app / "keys" / f"node_{k}", mine / "keys" / f"node_{k}")
             shutil.copy(app / "study.toml", mine)
-            checked = owners.done(f"check_{k}", nodes[2 * k], mine)
-            assert "in each round an update of" in checked
+            owners.type(f"check_{k}", nodes[2 * k], mine)
+        assert "nobody answers at localhost" in owners.ended("early", code=1)
+        owners.type("link", link, app)
+        assert all("in each round an update of" in owners.ended(f"check_{k}") for k in range(2))
         until(lambda: "Uvicorn running" in owners.said("link") or owners.running["link"].poll() is not None)
         for k in range(2):
             owners.type(f"node_{k}", nodes[2 * k + 1], tmp_path / f"owner_{k}")

@@ -20,8 +20,9 @@ from pacbayes_fl.study.node import StudyNode
 from pacbayes_fl.study.node_folder import NodeFolder
 from pacbayes_fl.study.run import open_run, run
 from pacbayes_fl.study.served import serve
+from tests.deployed import server_of
 from tests.laws.cases import assert_close
-from tests.study.test_served import reach, server_of
+from tests.study.test_served import reach
 from tests.tiny_images import tiny_images, write_root
 
 ALL = 'deploy.share=["rows","loss","metrics","moments"]'

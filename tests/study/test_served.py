@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pacbayes_fl.errors import ClientError, DataError, DeployError, StudyError
-from pacbayes_fl.federation import checkpoint, cohort, frames, mail
+from pacbayes_fl.federation import cohort, frames, mail
 from pacbayes_fl.federation.node import InMemory
 from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.results.records import Result
@@ -23,6 +23,7 @@ from pacbayes_fl.study.node import StudyNode
 from pacbayes_fl.study.release import open_release, release
 from pacbayes_fl.study.run import open_run, run
 from pacbayes_fl.study.served import serve
+from tests.deployed import server_of
 from tests.laws.cases import assert_close
 
 SMALL = ["federation.rounds=3", "method.particles=2", "federation.device=cpu", "data.scale=client"]
@@ -50,12 +51,6 @@ def reach(nodes: dict[int, StudyNode], altered: Callable[[int, bytes], bytes] = 
         return lambda data: altered(node, nodes[node].answer(data))
 
     return mail.InMemory({node: handle(node) for node in nodes})
-
-
-def server_of(folder: Path) -> dict[str, Any]:
-    saved = checkpoint.load(folder)
-    assert saved is not None
-    return {name: leaf for name, leaf in saved.tensors.items() if name.startswith(("server", "average"))}
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from pacbayes_fl.files import make_folder
 ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType(
     {
         "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",  # else each process asks Flower's makers, and ends after their answer
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds, of which 1 is the default; a look is work
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",  # seconds, as a SuperNode looks for replies; a look is work
     }
 )
 """Of every process of Flower."""

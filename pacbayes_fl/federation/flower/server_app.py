@@ -17,7 +17,7 @@ from pacbayes_fl.federation.frames import Array
 
 app = ServerApp()
 
-_PAUSE: Final = 0.05  # least seconds between two looks for replies: `Grid.send_and_receive` waits for 3
+_PAUSE: Final = 0.2  # least seconds between two looks for replies: who has replied asks for more 3 s later
 _SHARE: Final = 0.05  # of the time that has passed: a look is work, which slow machines lack
 
 

@@ -23,6 +23,7 @@ def test_no_command_is_without_tls_and_keys_and_none_calls_home() -> None:
     assert node[node.index("--root-certificates") + 1] == "keys/ca.pem" and node[-1] == 'worker="/tmp/a b"'
     assert node[node.index("--host") + 1] == "127.0.0.1"
     assert commands.ENVIRONMENT["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert commands.ENVIRONMENT["FLWR_DISABLE_UPDATE_CHECK"] == "1"
     assert commands.ENVIRONMENT["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
 
 
