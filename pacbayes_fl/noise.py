@@ -24,6 +24,7 @@ _NO_DRAW = 0xFFFFFFFF  # counted down to by no client's own draws
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _KEPT: Final = 2  # draws of weights, normals and uniforms of one hypothesis
+_BLOCK: Final = 128  # rows whose normals are drawn in one go
 _FEW: Final = 1 << 13  # numbers, up to which operations of torch cost more to start than to do
 _FACTORS: Final = np.array(_MULTIPLIERS, np.uint64).reshape(2, 1, 1)
 _LOW, _HALF, _TWENTY, _TWELVE = np.uint64(_WORD), np.uint64(32), np.uint64(20), np.uint64(12)
@@ -214,6 +215,27 @@ class Noise:
         numbers = like[0].numel() if like.shape[0] else 0
         normal: Tensor = torch.special.ndtri(self._uniforms(numbers))
         return normal.view(like.shape).to(like.dtype)
+
+    def normal_by_row(self, like: Tensor) -> Tensor:
+        """Draw standard normals for every row of every client, where speed counts.
+
+        The engine "generators" draws in the dtype of `like` by torch's own generator, some rows at a time, so that a
+        longer draw begins with a shorter one; "philox" by inversion, as `normal`.
+
+        Args:
+            like: gives shape [K, N, *], dtype and device; N may be padded.
+
+        Returns:
+            [K, N, *].
+        """
+        if self.engine == "philox":
+            return self.normal(like)
+        k, rows, *shape = like.shape
+        drawn = torch.empty(k, rows + -rows % _BLOCK, *shape, dtype=like.dtype)
+        for own, generator in zip(drawn, self._generators(), strict=True):
+            for block in own.split(_BLOCK):
+                block.normal_(generator=generator)
+        return drawn[:, :rows].to(like.device)
 
     def weights(self, like: Tensor, kind: Literal["normal", "uniform"] = "normal") -> Tensor:
         """Draw for something that is as large for every client whatever its rows: here speed counts.

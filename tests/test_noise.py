@@ -338,6 +338,20 @@ def test_keys_belong_to_seed_round_and_client() -> None:
     assert ((bits.double().mean(0) - 0.5).abs() < 4.5 * 0.5 / 4000**0.5).all()
 
 
+@pytest.mark.parametrize("engine", ["philox", "generators"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_normals_of_rows_begin_with_those_of_fewer_rows(engine: Engine, dtype: torch.dtype) -> None:
+    long, short = (
+        Noise(3, 9, IDS, engine=engine).normal_by_row(torch.empty(len(IDS), rows, 7, dtype=dtype))
+        for rows in (300, 129)
+    )
+    assert torch.equal(long[:, :129], short) and long.dtype == dtype
+    assert len(set(long.flatten(0, 1)[:, 0].tolist())) == len(IDS) * 300  # no two rows alike
+    assert (
+        abs(float(long.mean())) < 4.5 / long.numel() ** 0.5 and abs(float(long.std()) - 1) < 4.5 / long.numel() ** 0.5
+    )
+
+
 @pytest.mark.gpu
 def test_philox_gives_a_gpu_the_same_numbers() -> None:
     host, device = Noise(3, 9, IDS), Noise(3, 9, IDS, "cuda")

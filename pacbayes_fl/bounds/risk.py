@@ -1,7 +1,8 @@
 """Empirical risks of the Gibbs predictor, which draws a hypothesis per prediction, as inputs of bounds.
 
 A risk is exact where the posterior is over Gaussian functions or finitely many hypotheses; elsewhere it is an average
-over hypotheses that are drawn, each of which is tried on all rows, and the bound has to pay for the estimate.
+over hypotheses that are drawn, and the bound has to pay for the estimate. A draw is one hypothesis that is tried on all
+rows, or one for each row: both have the Gibbs risk as their mean, and draws of either kind are independent.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class GibbsLosses(NamedTuple):
     draws: int | None
 
 
-def gibbs_risk(posterior: object, batch: ClientBatch, loss: BoundedLoss, draws: int, noise: Noise) -> GibbsRisk:
+def gibbs_risk(
+    posterior: object, batch: ClientBatch, loss: BoundedLoss, draws: int, noise: Noise, by_row: bool = False
+) -> GibbsRisk:
     """Average a loss over rows and hypotheses.
 
     Args:
@@ -57,6 +60,7 @@ def gibbs_risk(posterior: object, batch: ClientBatch, loss: BoundedLoss, draws: 
         loss: of one prediction.
         draws: M, hypotheses to be drawn where the risk has no closed form.
         noise: the clients' streams for these draws.
+        by_row: see `gibbs_losses`.
 
     Returns:
         The risk, exact or an estimate.
@@ -64,11 +68,13 @@ def gibbs_risk(posterior: object, batch: ClientBatch, loss: BoundedLoss, draws: 
     Raises:
         AssumptionError: as `gibbs_losses`.
     """
-    losses = gibbs_losses(posterior, batch, loss, draws, noise)
+    losses = gibbs_losses(posterior, batch, loss, draws, noise, by_row)
     return GibbsRisk(_per_row(losses.rows.sum(1), batch), losses.draws)
 
 
-def gibbs_losses(posterior: object, batch: ClientBatch, loss: BoundedLoss, draws: int, noise: Noise) -> GibbsLosses:
+def gibbs_losses(
+    posterior: object, batch: ClientBatch, loss: BoundedLoss, draws: int, noise: Noise, by_row: bool = False
+) -> GibbsLosses:
     """Average a loss over hypotheses, for every row.
 
     Args:
@@ -77,6 +83,7 @@ def gibbs_losses(posterior: object, batch: ClientBatch, loss: BoundedLoss, draws
         loss: of one prediction; one with `expected` for a posterior over functions.
         draws: M, hypotheses to be drawn where the risk has no closed form.
         noise: the clients' streams for these draws, that fitted nothing.
+        by_row: draw a hypothesis for every row, where the posterior can, which may take a fraction of the time.
 
     Returns:
         The losses, exact or estimates.
@@ -94,14 +101,14 @@ def gibbs_losses(posterior: object, batch: ClientBatch, loss: BoundedLoss, draws
     parts = []
     for rows in _blocks(batch):
         part = torch.zeros(rows.mask.shape, dtype=torch.float64, device=batch.x.device)
-        for one in posterior.sample_hypotheses(rows.x, draws, noise.copy()):  # the same for every block of rows
+        for one in _draws(posterior, by_row)(rows.x, draws, noise.copy()):  # the same for every block of rows
             part += _losses(one, rows, loss)
         parts.append(part)
     return GibbsLosses(torch.cat(parts, 1) / draws, draws)
 
 
 def drawn_losses(
-    posterior: SampledPosterior, batch: ClientBatch, loss: BoundedLoss, draws: int, noise: Noise
+    posterior: SampledPosterior, batch: ClientBatch, loss: BoundedLoss, draws: int, noise: Noise, by_row: bool = False
 ) -> Iterator[Tensor]:
     """Draw hypotheses, and take the loss of each for every row.
 
@@ -111,12 +118,14 @@ def drawn_losses(
         loss: of one prediction.
         draws: M.
         noise: the clients' streams for these draws, that fitted nothing.
+        by_row: see `gibbs_losses`. Losses of a draw then vary over rows as those of several hypotheses do, and a bound
+            on the variance of one hypothesis' losses needs draws of single ones.
 
     Yields:
         [K, N] of every draw, float64, in the unit of the loss; 0 on padding.
     """
     blocks = _blocks(batch)
-    each = [posterior.sample_hypotheses(rows.x, draws, noise.copy()) for rows in blocks]
+    each = [_draws(posterior, by_row)(rows.x, draws, noise.copy()) for rows in blocks]
     for ones in zip(*each, strict=True):
         yield torch.cat([_losses(one, rows, loss).double() for one, rows in zip(ones, blocks, strict=True)], 1)
 
@@ -237,6 +246,12 @@ def finite_losses(
             part += weight.unsqueeze(1) * _losses(one, rows, loss)
         parts.append(part)
     return torch.cat(parts, 1)
+
+
+def _draws(posterior: SampledPosterior, by_row: bool) -> Callable[[Tensor, int, Noise], Iterator[TorchDistribution]]:
+    """How hypotheses are drawn: one for each row where that is asked for and known, else one for all."""
+    each = getattr(posterior, "sample_by_row", None) if by_row else None
+    return posterior.sample_hypotheses if each is None else each
 
 
 def _blocks(batch: ClientBatch) -> list[ClientBatch]:

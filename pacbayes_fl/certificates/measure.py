@@ -229,7 +229,8 @@ def _best(
     found: dict[str, Tensor] = {}
     for whose, one in merged(among, which):
         (made,) = _risks([one.posterior], subset, loss, request, drawing)
-        on_test = gibbs_risk(one.posterior, subset.test, loss, min(request.draws, _TEST_DRAWS), drawing).risk
+        tests = min(request.draws, _TEST_DRAWS)
+        on_test = gibbs_risk(one.posterior, subset.test, loss, tests, drawing, by_row=True).risk
         known = {name: value for name, value in made._asdict().items() if value is not None}
         for name, value in {**known, "kl": one.kl, "test_risk": on_test}.items():
             own = whose if value.dim() == 1 else whose.unsqueeze(1)
@@ -301,7 +302,10 @@ def _risks(
     risks: list[list[Tensor]] = [[] for _ in posteriors]
     variances: list[list[Tensor]] = [[] for _ in posteriors]
     noise = drawing.shared()
-    each = [drawn_losses(cast(SampledPosterior, one), rows, loss, request.draws, noise.copy()) for one in posteriors]
+    each = [
+        drawn_losses(cast(SampledPosterior, one), rows, loss, request.draws, noise.copy(), by_row=not spread)
+        for one in posteriors
+    ]
     for ones in zip(*each, strict=True):
         for place, one in enumerate(ones):
             risks[place].append(one.sum(1) / size if plain else repeats.risk(one))

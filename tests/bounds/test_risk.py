@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pacbayes_fl.bounds import ClippedNLL, ClippedSquare, SaturatingSquare, ZeroOne
 from pacbayes_fl.bounds import risk as module
-from pacbayes_fl.bounds.risk import finite_risks, function_risks, gibbs_risk
+from pacbayes_fl.bounds.risk import drawn_losses, finite_risks, function_risks, gibbs_losses, gibbs_risk
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.noise import Noise
@@ -165,3 +165,34 @@ def test_a_client_without_rows_has_no_risk() -> None:
 def test_what_does_not_fit_is_refused(posterior: object, batch: ClientBatch, loss: ZeroOne, words: str) -> None:
     with pytest.raises(AssumptionError, match=words):
         gibbs_risk(posterior, batch, loss, 2, noise(batch))
+
+
+@dataclass(frozen=True)
+class DrawnByRow(Drawn):
+    """The same hypotheses, one for every row."""
+
+    def sample_by_row(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
+        for _ in range(draws):
+            own = self.loc.unsqueeze(1) + noise.normal(x.new_empty(*x.shape[:2], *self.loc.shape[1:]))
+            yield Categorical(logits=(x.unsqueeze(-2) @ own).squeeze(-2))
+
+
+def test_hypotheses_by_row_have_the_same_risk() -> None:
+    batch, draws = labelled((40, 30, 35)), 4000
+    posterior = DrawnByRow(random(3, 2, 3))
+    whole, rows = (
+        torch.stack(
+            [one.sum(1) / batch.size for one in drawn_losses(posterior, batch, ZeroOne(), draws, noise(batch), by)]
+        )
+        for by in (False, True)
+    )
+    spread = 5 * ((whole.var(0) + rows.var(0)) / draws).sqrt()
+    assert ((whole.mean(0) - rows.mean(0)).abs() <= spread).all()
+    risk = gibbs_risk(posterior, batch, ZeroOne(), draws, noise(batch), by_row=True).risk
+    torch.testing.assert_close(risk, rows.mean(0), rtol=1e-12, atol=0)
+
+
+def test_a_posterior_without_hypotheses_by_row_draws_them_for_all_rows() -> None:
+    batch, posterior = labelled(), Drawn(random(3, 2, 3))
+    either = [gibbs_losses(posterior, batch, ZeroOne(), 3, noise(batch), by_row=by).rows for by in (False, True)]
+    assert torch.equal(*either)

@@ -222,14 +222,14 @@ def test_classifiers_are_certified_by_draws_from_their_posterior(root: Path, tmp
     apart = Noise(plan.seed, 2**32 - 4, trained.bound_rows.ids, None, plan.noise)
     refined = method.refine(prior, train, trained.bound_rows, apart)
     drawn = Noise(plan.seed, 2**32 - 3, trained.bound_rows.ids, None, plan.noise)
-    risk = gibbs_risk(refined.posterior, trained.bound_rows, ZeroOne(), 300, drawn).risk
+    risk = gibbs_risk(refined.posterior, trained.bound_rows, ZeroOne(), 300, drawn, by_row=True).risk
     result = lines(table, "existing")
     assert [line.risk for line in result] == pytest.approx(risk.tolist(), abs=1e-6)
     assert [line.kl for line in result] == pytest.approx(refined.kl.tolist(), rel=1e-4)
     premises = bounds.Premises(Provenance("split"), True)
     loss, held = ZeroOne(), trained.bound_rows
     each = torch.stack(
-        [loss(one.logits, held.y).mean(1) for one in refined.posterior.sample_hypotheses(held.x, 300, drawn)], 1
+        [loss(one.logits, held.y).mean(1) for one in refined.posterior.sample_by_row(held.x, 300, drawn)], 1
     )
     own = bounds.seeger(risk, refined.kl, 25, 0.025, premises, monte_carlo=bounds.MonteCarlo(300, 0.005, each))
     assert [line.bound for line in result] == pytest.approx(own.value.tolist(), rel=1e-4)

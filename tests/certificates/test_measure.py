@@ -10,6 +10,7 @@ import torch
 from pacbayes_fl import bounds
 from pacbayes_fl.bounds import ClippedNLL, ClippedSquare, Premises, Provenance, SaturatingSquare, ZeroOne
 from pacbayes_fl.bounds.losses import squared
+from pacbayes_fl.bounds.risk import drawn_losses
 from pacbayes_fl.certificates import measure as study_certify_measure
 from pacbayes_fl.certificates.clients import certify
 from pacbayes_fl.certificates.measure import SHIPPED, Measured, measure, with_priors
@@ -152,7 +153,13 @@ def test_candidates_are_compared_by_the_same_draws_each_made_once(
     group = bound_rows_of(images, "existing", images.groups["existing"], 0.05)
     assert group is not None
     prior, posterior = ends(images)
-    request, noise = Request(draws=9), Noise(1, 2, group.rows.ids, None, images.study.plan.noise)
+    noise = Noise(1, 2, group.rows.ids, None, images.study.plan.noise)
+    by_row = study_certify_measure._risks([prior, posterior], group, ZeroOne(), Request(draws=9), noise)
+    for one, own in zip((prior, posterior), by_row, strict=True):
+        each = drawn_losses(one, group.rows, ZeroOne(), 9, noise, by_row=True)
+        assert own.risks is not None
+        torch.testing.assert_close(own.risks, torch.stack([losses.mean(1) for losses in each], 1), rtol=1e-12, atol=0)
+    request = Request("empirical-bernstein", draws=9)  # whose draws are networks that serve all rows
     alone = [study_certify_measure._risks([one], group, ZeroOne(), request, noise)[0] for one in (prior, posterior)]
     made, real = [], Noise._weights
 

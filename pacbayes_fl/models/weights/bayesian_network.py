@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import WeightModel, WeightPrior
 from pacbayes_fl.models.likelihoods import Likelihood
-from pacbayes_fl.models.weights.layers import Traces, fully_connected
+from pacbayes_fl.models.weights.layers import Traces, fully_connected, fully_connected_by_row
 
 Weights = Mapping[str, Tensor]
 
@@ -139,3 +139,29 @@ class BayesianMLP(BayesianNetwork):
     ) -> Tensor:
         """Outputs [K, N, C] of the networks; see `BayesianNetwork.forward`."""
         return fully_connected(rows.x.flatten(2).to(self.dtype), weights, len(self.sizes) - 1, traces)
+
+    def observation_by_row(
+        self, loc: Tensor, scale: Tensor, rows: ClientBatch
+    ) -> Callable[[Callable[[Tensor], Tensor]], TorchDistribution] | None:
+        """Distribution of each target where every row has weights of its own; see `fully_connected_by_row`.
+
+        Args:
+            loc: means of independent normal weights, flat [K, D].
+            scale: their standard deviations [K, D].
+            rows: inputs [K, N, *feature].
+
+        Returns:
+            A function that takes standard normals in the shape of a tensor [K, N, *] and gives distributions of batch
+            shape [K, N]; None of a subclass that computes something else.
+        """
+        own = type(self)
+        if own.forward is not BayesianMLP.forward or own.observation is not BayesianMLP.observation:
+            return None
+        x, both = rows.x.flatten(2).to(self.dtype), (self.unflatten(loc), self.unflatten(scale))
+        outputs = fully_connected_by_row(x, *both, len(self.sizes) - 1)
+
+        def drawn(normal: Callable[[Tensor], Tensor]) -> TorchDistribution:
+            with pyro.validation_enabled(False):
+                return self.likelihood.distribution(outputs(normal))
+
+        return drawn

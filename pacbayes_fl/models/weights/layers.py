@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -50,3 +50,43 @@ def fully_connected(x: Tensor, weights: Mapping[str, Tensor], layers: int, trace
             traces.append(LayerTrace(weight, bias, x, out))
         x = out
     return x
+
+
+def fully_connected_by_row(
+    x: Tensor, loc: Mapping[str, Tensor], scale: Mapping[str, Tensor], layers: int
+) -> Callable[[Callable[[Tensor], Tensor]], Tensor]:
+    """Apply layers whose weights are independent normals, drawn anew for every row: local reparametrisation.
+
+    a = x' mu + m + eps sqrt((x^2)' sigma^2 + s^2), eps ~ N(0, 1) for every row and unit
+
+    of weights N(mu, sigma^2) and biases N(m, s^2): given its inputs, the units of a layer are independent, as no weight
+    serves two of them (Kingma, Salimans and Welling 2015, eq. 6). The inputs of the first layer are always the same, so
+    that what is large of a network, its first weights, is neither drawn nor multiplied again.
+
+    Args:
+        x: rows [K, N, in].
+        loc: means of the weights [K, in, out] and biases [K, out], by site as in `fully_connected`.
+        scale: their standard deviations.
+        layers: their number.
+
+    Returns:
+        A function that takes standard normals in the shape of a tensor [K, N, *] and gives outputs [K, N, out]; each
+        call of it draws anew.
+    """
+
+    def moments(layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        weight, bias = f"weight_{layer}", f"bias_{layer}"
+        mean = torch.baddbmm(loc[bias].unsqueeze(-2), x, loc[weight])
+        variance = torch.baddbmm(scale[bias].square().unsqueeze(-2), x.square(), scale[weight].square())
+        return mean, variance.sqrt_()
+
+    first = moments(0, x)
+
+    def drawn(normal: Callable[[Tensor], Tensor]) -> Tensor:
+        out = torch.addcmul(first[0], first[1], normal(first[0]))
+        for layer in range(1, layers):
+            mean, deviation = moments(layer, out.relu_())
+            out = torch.addcmul(mean, deviation, normal(mean))
+        return out
+
+    return drawn

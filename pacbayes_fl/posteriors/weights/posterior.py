@@ -91,6 +91,33 @@ class WeightPosterior:
         """
         return self._each(x, draws, noise.copy())
 
+    def sample_by_row(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
+        """Draw a network for every row, so that averages over rows have the same mean as under `sample_hypotheses`.
+
+        theta_sn ~ q for each row n of a draw s: of independent normal weights and fully connected layers a fraction of
+        the work (`models.weights.layers.fully_connected_by_row`); elsewhere theta_s serves all rows of a draw.
+
+        Args:
+            x: inputs [K, N, *feature].
+            draws: S.
+            noise: the clients' streams, left as they are.
+
+        Yields:
+            p(y_n | x_n, theta_sn), batch shape [K, N].
+        """
+        prepare, drawn = getattr(self.model, "observation_by_row", None), None
+        if prepare is not None and isinstance(self.family, MeanField):
+            with torch.no_grad():
+                drawn = prepare(self.family.loc, self.family.scale, rows_of(x, noise))
+        if drawn is None:
+            yield from self.sample_hypotheses(x, draws, noise)
+            return
+        noise = noise.copy()
+        for _ in range(draws):
+            with torch.no_grad():
+                result = drawn(noise.normal_by_row)
+            yield result
+
     def _each(self, x: Tensor, draws: int, noise: Noise, std: float = 1.0) -> Iterator[TorchDistribution]:
         rows, family = rows_of(x, noise), self.family
         if isinstance(family, MeanField | SpikeSlab):

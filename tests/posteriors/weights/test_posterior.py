@@ -184,3 +184,69 @@ def test_an_observation_of_another_kind_is_a_mixture_of_its_own() -> None:
     density = stats.poisson(rates.numpy()).pmf(2).mean(0)
     torch.testing.assert_close(result.log_prob(y).exp(), torch.as_tensor(density), rtol=1e-12, atol=0)
     torch.testing.assert_close(result.mean, rates.mean(0), rtol=1e-12, atol=0)
+
+
+def by_row(model: BayesianMLP, q: Any, draws: int, engine: Engine = "philox", x: Tensor = X) -> Tensor:
+    each = WeightPosterior(model, q, 1, Noise(3, 0, IDS)).sample_by_row(x, draws, Noise(3, 0, IDS, engine=engine))
+    return torch.stack([one.logits if isinstance(one, distributions.Categorical) else one.mean for one in each])
+
+
+@both
+def test_a_layer_by_row_has_the_normals_of_its_units(engine: Engine) -> None:
+    model = BayesianMLP((2, 3), Categorical(3), torch.float64)
+    q = family("mean-field", model)
+    (mu, m), (sd, s) = (tuple(model.unflatten(leaf).values()) for leaf in (q.loc, q.scale))
+    eps = Noise(3, 0, IDS, engine=engine).normal_by_row(X.new_empty(K, N, 3))
+    expected = X @ mu + m.unsqueeze(1) + eps * (X.square() @ sd.square() + s.square().unsqueeze(1)).sqrt()
+    torch.testing.assert_close(by_row(model, q, 1, engine)[0].softmax(-1), expected.softmax(-1), rtol=1e-12, atol=0)
+
+
+def test_a_row_by_row_is_predicted_as_by_networks_that_serve_all_rows() -> None:
+    """Means and covariances of the outputs of a row are those of whole networks; two rows of a draw are independent."""
+    q, draws = family("mean-field", LABELS), 20_000
+    q = MeanField(q.loc, q.rho - 1.5)
+    rows = by_row(LABELS, q, draws).softmax(-1)
+    noise = Noise(8, 0, IDS, engine="generators")
+    whole = torch.stack([outputs(LABELS, q.weights(q.draw(noise))).softmax(-1) for _ in range(draws)])
+    torch.testing.assert_close(rows.mean(0), whole.mean(0), rtol=0, atol=5 * 2**0.5 * 0.5 / draws**0.5)
+    for name, one in {"own": 0, "next": 1}.items():
+        products = [(each - each.mean(0)) * (each - each.mean(0)).roll(-one, 2) for each in (rows, whole)]
+        spread = 5 * (products[0].var(0) / draws + products[1].var(0) / draws).sqrt()
+        alone, shared = (each.mean(0) for each in products)
+        if name == "own":
+            assert ((alone - shared).abs() <= spread).all()
+        else:
+            assert (alone.abs() <= spread).all() and (shared.abs() > spread).any()
+
+
+@both
+def test_draws_by_row_do_not_depend_on_padding_or_other_clients(engine: Engine) -> None:
+    q, wide = family("mean-field", REGRESSION), torch.cat((X, randn(51, K, 300, 2)), 1)
+    whole = by_row(REGRESSION, q, 2, engine)
+    torch.testing.assert_close(by_row(REGRESSION, q, 2, engine, wide)[:, :, :N], whole, rtol=1e-12, atol=1e-14)
+    alone = WeightPosterior(REGRESSION, MeanField(q.loc[1:2], q.rho[1:2]), 1, Noise(3, 0, IDS[1:2]))
+    each = alone.sample_by_row(X[1:2], 2, Noise(3, 0, IDS[1:2], engine=engine))
+    torch.testing.assert_close(torch.stack([one.mean for one in each]), whole[:, 1:2], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", ["spike-slab", "point"])
+def test_other_families_draw_networks_that_serve_all_rows(kind: str) -> None:
+    q, noise = family(kind, LABELS), Noise(3, 0, IDS)
+    whole = [one.logits for one in WeightPosterior(LABELS, q, 1, noise).sample_hypotheses(X, 3, noise)]
+    assert torch.equal(by_row(LABELS, q, 3), torch.stack(whole))
+
+
+class Tanh(BayesianMLP):
+    """Another nonlinearity than that whose units are known to be drawn row by row."""
+
+    def forward(self, weights: Any, rows: Any, reference: Any = None, traces: Any = None) -> Tensor:
+        w0, b0, w1, b1 = weights.values()
+        hidden = (rows.x @ w0 + b0.unsqueeze(1)).tanh()
+        return hidden @ w1 + b1.unsqueeze(1)
+
+
+def test_a_network_of_one_s_own_draws_for_all_rows() -> None:
+    model, noise = Tanh(LABELS.sizes, LABELS.likelihood, torch.float64), Noise(3, 0, IDS)
+    q = family("mean-field", model)
+    whole = [one.logits for one in WeightPosterior(model, q, 1, noise).sample_hypotheses(X, 3, noise)]
+    assert torch.equal(by_row(model, q, 3), torch.stack(whole))
