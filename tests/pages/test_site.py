@@ -74,6 +74,13 @@ def test_pages_of_each_kind_can_be_read(wide: int, scheme: str, site: Path, brow
         assert browser.get_log("browser") == [], name
 
 
+def test_no_name_of_the_index_is_cut(site: Path, browser: Any) -> None:
+    names = "[...document.querySelectorAll('.indextable a')].map(name => name.getBoundingClientRect().right)"
+    for wide in (400, 1000, 1250, 1400):
+        opened(browser, site / "genindex.html", wide)
+        assert browser.execute_script(f"return Math.max(...{names}) <= document.body.clientWidth"), wide
+
+
 def test_nothing_moves_while_a_long_page_loads(slow_site: str, browser: Any) -> None:
     """Neither the contents at the right nor rows of a table push away what is read already."""
     for name in LONG:
