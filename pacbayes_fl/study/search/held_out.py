@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -36,6 +37,8 @@ FILE = "choice.json"
 
 _FOLDS = 5
 
+_FEW = 0.25  # of the clients: where more are below chance, it is the models that are wrong
+
 _FIFTH = "held-out training row", "the other four fifths, in nats; the run trains on all"
 
 
@@ -54,12 +57,16 @@ class _Spared(NamedTuple):
 
 
 class _Scored(NamedTuple):
-    """Score of one combination of values: mean log likelihood of held-out rows, under the best temperature."""
+    """Score of one combination of values: mean log likelihood of held-out rows, under the best temperature.
+
+    `below_chance` are clients whose own rows are less likely than by chance, with their mean log likelihood.
+    """
 
     values: JsonMapping
     score: float
     temperature: float
     untempered: float
+    below_chance: Mapping[str, float] = MappingProxyType({})
 
 
 def choose(
@@ -197,7 +204,8 @@ def _by_training(
     later = {one.option: candidates(study, one)[:1] for one in _later(study)}
     for candidate in candidates(study, asked):
         try:
-            ((_, scores[candidate], _, _),) = _trial(with_value(study, asked, candidate), spared.dataset, rounds, later)
+            (one,) = _trial(with_value(study, asked, candidate), spared.dataset, rounds, later)
+            scores[candidate] = one.score
         except (ClientError, NumericalError) as error:  # score NaN, the search continues
             scores[candidate] = math.nan
             causes.append(str(error))
@@ -219,6 +227,7 @@ def _after_training(
     result, rule = _trial(study, spared.dataset, study.plan.rounds, wanted), _words(study.plan.rounds, spared)
     for one in result:
         tell(", ".join(f"{name}={value}" for name, value in one.values.items()) or "temperature=1.0", one.score)
+    _doubt(result[0].below_chance, spared)
     known = [one for one in result if math.isfinite(one.score)]
     best = max(known, key=lambda one: one.score, default=None)
     for asked in study.held_out:
@@ -237,6 +246,17 @@ def _after_training(
     if best is None:
         raise StudyError("no temperature could be chosen: the likelihood of held-out rows is not finite")
     return study, notes
+
+
+def _doubt(below_chance: Mapping[str, float], spared: _Spared) -> None:
+    """Name few clients whose rows their own models deny: mislabelled ones move what is chosen for all."""
+    clients = spared.dataset.groups["existing"].train.clients
+    if not 0 < len(below_chance) <= clients * _FEW:
+        return
+    named = ", ".join(f"{name!r} ({score:.2f} nats)" for name, score in below_chance.items())
+    what = f"the {spared.row}s of {named} are less likely than by chance under the model of that client"
+    advice = "are they mislabelled, or unlike its training rows? They have their share in what is chosen for all"
+    warnings.warn(f"{what}: {advice}", stacklevel=caller_stacklevel())
 
 
 def _chosen(
@@ -291,7 +311,8 @@ def _trial(study: Study, part: tables.Dataset, rounds: int, wanted: Mapping[str,
         for log_prob, held in zip(result, sums, strict=True):
             held.add(log_prob, index)
     tempering = TEMPERATURE in study.held_out
-    return [_Scored(values, *held.score(tempering)) for values, held in zip(combinations, sums, strict=True)]
+    each = zip(combinations, sums, strict=True)
+    return [_Scored(values, *held.score(tempering), held.below_chance()) for values, held in each]
 
 
 def remember(folder: Path, notes: JsonMapping) -> None:

@@ -28,6 +28,7 @@ class HeldOutScore:
         self._log_probs: list[Tensor] = []  # [M, C] of labels, [M] of numbers
         self._y: list[Tensor] = []
         self._weight: list[Tensor] = []  # of a row in the mean over clients
+        self._client: list[Tensor] = []  # position of a row's client
 
     def log_prob(self, posterior: Any, index: Tensor) -> Tensor:
         """Look at the held-out rows of some clients.
@@ -57,6 +58,21 @@ class HeldOutScore:
         self._log_probs.append(predictive[own.mask].double())
         self._y.append(own.y[own.mask])
         self._weight.append(weight.unsqueeze(-1).expand_as(own.mask)[own.mask].to(predictive.device).double())
+        self._client.append(index.to(own.mask.device).unsqueeze(-1).expand_as(own.mask)[own.mask].to(predictive.device))
+
+    def below_chance(self) -> dict[str, float]:
+        """Find clients whose labels are less likely than under equal probabilities of all classes.
+
+        Returns:
+            Mean log likelihood of a held-out row, in nats, by name; nobody where targets are numbers.
+        """
+        if not self._labelled:
+            return {}
+        log_probs, y, client = (torch.cat(parts) for parts in (self._log_probs, self._y, self._client))
+        own = log_probs.gather(-1, y.long().unsqueeze(-1)).squeeze(-1)
+        names, count = self._group.test.names, torch.bincount(client, minlength=self._group.test.clients)
+        means = own.new_zeros(len(names)).index_add_(0, client, own) / count
+        return {names[k]: float(means[k]) for k in (means < -math.log(log_probs.shape[-1])).nonzero()[:, 0].tolist()}
 
     def score(self, tempering: bool) -> tuple[float, float, float]:
         """Give the mean over clients of the log likelihood of a held-out row.

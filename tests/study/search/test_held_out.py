@@ -316,6 +316,27 @@ def test_a_temperature_makes_held_out_rows_most_likely(root: Path, monkeypatch: 
     assert score(result) >= max(map(score, grid)) - 1e-12 and score(result) > score(1.0)
 
 
+def test_a_client_whose_held_out_labels_are_wrong_is_named(root: Path, recwarn: pytest.WarningsRecorder) -> None:
+    sets = ("method.rate=0.05", "method.steps=30", "method.zeta=0.01", "method.draws=4", "data.options.train=7")
+    one = left_open(root, *TEMPERED, *sets, "model.widths=[20]")
+    dataset = load(one)
+    group = dataset.groups["existing"]
+    choose(one, dataset)
+    assert not [each for each in recwarn if "mislabelled" in str(each.message)]
+    held = group.validation
+    assert held is not None
+    for wrong, named in (((1,), True), ((1, 2), False)):  # of two clients of four, the models are as likely wrong
+        labels = held.y.clone()
+        labels[list(wrong)] = (labels[list(wrong)] + 1) % 10
+        spoilt = replace(dataset, groups={"existing": replace(group, validation=replace(held, y=labels))})
+        recwarn.clear()
+        choose(one, spoilt)
+        said = [str(each.message) for each in recwarn if "mislabelled" in str(each.message)]
+        assert len(said) == named
+        if named:
+            assert f"validation rows of {held.names[1]!r} (-" in said[0] and held.names[2] not in said[0]
+
+
 def test_a_run_predicts_with_its_temperature_also_when_resumed_and_opened(root: Path, tmp_path: Path) -> None:
     folder, one = tmp_path / "run", left_open(root, *TEMPERED)
     first = run.run(one, folder)

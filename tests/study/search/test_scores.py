@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import untouched
+from pacbayes_fl.posteriors.classes import ClassMixture
 from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.study.data import scale
 from pacbayes_fl.study.search.scores import HeldOutScore
@@ -38,3 +41,20 @@ def test_every_client_counts_once_whatever_its_rows_and_its_unit() -> None:
         for k, y in enumerate(asked)
     ]
     assert held.score(tempering=False)[0] == pytest.approx(float(sum(expected) / 2), rel=1e-9)
+
+
+class Certain:
+    """Probabilities of three labels, the same for every row of all clients."""
+
+    def predict(self, x: torch.Tensor) -> ClassMixture:
+        """Predict rows [K, N, d]."""
+        return ClassMixture(torch.tensor([0.8, 0.15, 0.05]).double().log().expand(*x.shape[:2], 3))
+
+
+def test_labels_below_chance_are_those_of_clients_by_name() -> None:
+    names, labels = ("a", "b", "c"), ([0, 0, 1], [2, 2], [1, 0])
+    rows = ClientBatch.pad([(torch.zeros(len(y), 1), torch.tensor(y)) for y in labels], names, classes=3)
+    held = HeldOutScore(scale(tables.Group(rows, rows), untouched(1), torch.device("cpu")))
+    for index in (torch.tensor([2, 0]), torch.tensor([1])):
+        held.add(held.log_prob(Certain(), index), index)
+    assert held.below_chance() == {"b": pytest.approx(math.log(0.05))}
