@@ -19,6 +19,7 @@ def arguments(command: AddCommand) -> None:
         "join",
         "a client that never trained personalises and predicts",
         "pacbayes-fl join runs/first --data newcomer.csv",
+        "pacbayes-fl join runs/first --data all.csv --clients 'house 7'",
         "pacbayes-fl join released --data newcomer.csv --quantiles .05,.5,.95 --out forecast.csv",
     )
     sub.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run, or of a release of one")
@@ -30,6 +31,9 @@ def arguments(command: AddCommand) -> None:
         help="CSV or Parquet, rows without target are predicted, other columns are passed through; "
         "images: a folder CLIENT/CLASS/*.png, "
         "files in no folder of a class are predicted, or an .npz with x, y (-1: predict) and client",
+    )
+    sub.add_argument(
+        "--clients", nargs="+", default=(), metavar="NAME", help="those of the file that join; all when not given"
     )
     forecast_options(sub)
 
@@ -46,7 +50,7 @@ def act(options: argparse.Namespace) -> None:
 
     check_forecast(options)
     known = open_release(options.run) if is_release(options.run) else open_run(options.run)
-    found = newcomers(known, options.data, options.quantiles)
+    found = newcomers(known, options.data, options.quantiles, options.clients)
     if found.refused is None or found.forecast.clients:  # what is known of the others comes before one client's error
         give_forecast(found.forecast, options)
     if found.refused is not None:

@@ -387,7 +387,9 @@ def progress(text: str, total: int, quiet: bool) -> Iterator[OnRound]:
             nonlocal total
             total = _total(record, total)
             if record.round % max(1, total // 10) == 0 or record.round == total or record.dropped or record.undone:
-                say(f"{text}: {record.round}/{total} {_news(record)}", file=sys.stderr, flush=True)
+                tried = not record.round and record.values
+                done = "before the first round, tried" if tried else f"{record.round}/{total}"
+                say(f"{text}: {done} {_news(record)}", file=sys.stderr, flush=True)
 
         yield line
     else:

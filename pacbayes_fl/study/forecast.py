@@ -332,8 +332,8 @@ def _read(
             features[name] = features[name].nan_to_num(0.0)
             said.append(f"{name} {user_rows.lacks(table, name, gaps)}")
     if said:
-        what = f"{len(blank)} rows lack a value and have no prediction: {user_tables.listed(said)}{user_rows.LAGS}"
-        warnings.warn(what, stacklevel=caller_stacklevel())
+        what = f"{len(blank)} rows lack a value and have no prediction: {user_tables.listed(said)}"
+        warnings.warn(user_rows.with_lags(what), stacklevel=caller_stacklevel())
     blank |= {row for row, owner in enumerate(owners) if owner not in known_ones}
     return _Asked(path, columns, owners, features, frozenset(blank))
 

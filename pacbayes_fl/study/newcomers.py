@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pacbayes_fl import settings
 from pacbayes_fl.data import user_images, user_tables
-from pacbayes_fl.errors import NumericalError
+from pacbayes_fl.errors import DataError, NumericalError
 from pacbayes_fl.study import user_rows
 from pacbayes_fl.study.forecast import Forecast, all_answers, image_columns, levels_of, predicted_columns
 from pacbayes_fl.study.later import images_of
@@ -31,7 +32,9 @@ class Newcomers(NamedTuple):
     refused: NumericalError | None = None
 
 
-def forecast_newcomers(trained: Trained | Served, path: Path | str, quantiles: Sequence[float] = ()) -> Forecast:
+def forecast_newcomers(
+    trained: Trained | Served, path: Path | str, quantiles: Sequence[float] = (), clients: Sequence[str] = ()
+) -> Forecast:
     r"""Let all clients of a table personalise that never trained, and predict the rows of theirs that have no target.
 
     Args:
@@ -40,6 +43,7 @@ def forecast_newcomers(trained: Trained | Served, path: Path | str, quantiles: S
             Rows to predict have an empty (or nan) target, or `test` in a column `split`. Of a run on images an .npz,
             where they have the label -1, or a folder, where they lie below CLIENT/test/, or in no folder of a class.
         quantiles: levels of the predicted quantiles in (0, 1); 2.5 and 97.5 % when empty. Nothing for labels.
+        clients: those of the file that join; all when empty.
 
     Returns:
         The rows that are predicted, in the order of the file: of a client without any those that it learns from. NaN
@@ -47,12 +51,13 @@ def forecast_newcomers(trained: Trained | Served, path: Path | str, quantiles: S
         average standardisation.
 
     Raises:
-        DataError: when columns are missing, rows cannot be used, or a client took part in the training.
+        DataError: when columns are missing, rows cannot be used, a client took part in the training, or the file has
+            none of a name.
         StudyError: when a quantile is no level.
         NumericalError: when a prediction is not finite, naming its client and row.
 
     Warns:
-        UserWarning: of rows that lack a feature.
+        UserWarning: of rows that lack a feature, and of clients without a row to predict.
 
     Example:
         >>> import pacbayes_fl as fl
@@ -63,19 +68,22 @@ def forecast_newcomers(trained: Trained | Served, path: Path | str, quantiles: S
         >>> list(result.table()), result.table()["hour"]
         (['client', 'x', 'y', 'hour', 'mean', 'std', 'q0.1', 'q0.9', 'round'], ['8'])
     """
-    found = newcomers(trained, path, quantiles)
+    found = newcomers(trained, path, quantiles, clients)
     if found.refused is not None:
         raise found.refused
     return found.forecast
 
 
-def newcomers(trained: Trained | Served, path: Path | str, quantiles: Sequence[float] = ()) -> Newcomers:
+def newcomers(
+    trained: Trained | Served, path: Path | str, quantiles: Sequence[float] = (), clients: Sequence[str] = ()
+) -> Newcomers:
     """Do as `forecast_newcomers`, and say what is known of the others where one client's numbers are not finite.
 
     Args:
         trained: as there.
         path: as there.
         quantiles: as there.
+        clients: as there.
 
     Returns:
         The predictions, and the error that is left.
@@ -86,9 +94,12 @@ def newcomers(trained: Trained | Served, path: Path | str, quantiles: Sequence[f
     known, levels, path = trained if isinstance(trained, Served) else served(trained), levels_of(quantiles), Path(path)
     names, classes = predicted_columns(known, levels)
     columns, owners, table = _read(known, path)
+    if clients:
+        table = _some(table, clients, path)
     where: dict[str, list[int]] = {name: [] for name in table.clients}
     for row, owner in enumerate(owners):
-        where[owner].append(row)
+        if owner in where:
+            where[owner].append(row)
     predicted = {name: torch.full((len(owners),), torch.nan, dtype=torch.float64) for name in names}
     kept, blank, refused = [], False, []
     for one in joined(known, table, seen_by(trained), all_answers, [*levels.values()]):
@@ -121,6 +132,14 @@ def _read(known: Served, path: Path) -> tuple[Mapping[str, Sequence[object]], li
     data = known.study.data
     table = user_rows.read(data, known.schema, path, need_target=True, columns=read, excluded=False)
     return read[0], [str(value) for value in read[0][data.client]], table
+
+
+def _some(table: user_tables.Table, clients: Sequence[str], path: Path) -> user_tables.Table:
+    """Leave all other clients out."""
+    for name in clients:
+        if name not in table.clients:
+            raise DataError(f"{path} has no client {name!r}", hint=settings.nearest(name, table.clients))
+    return table._replace(clients={name: rows for name, rows in table.clients.items() if name in clients})
 
 
 def _refusal(refused: Sequence[tuple[str, int, Mapping[str, Tensor]]]) -> NumericalError | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from pacbayes_fl.data import tables, user_tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling
-from pacbayes_fl.errors import DataError, NumericalError
+from pacbayes_fl.errors import DataError, NumericalError, caller_stacklevel
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.files import JsonTable
@@ -195,12 +195,14 @@ def joined(
         DataError: as `join`.
 
     Warns:
-        UserWarning: of rows that lack a feature.
+        UserWarning: of rows that lack a feature, and of clients without a row to predict.
     """
     whole = user_rows.gap_free(table)
     for name in table.clients:
         if name in seen:
-            raise DataError("it took part in the training", client=name, hint="ask for its predictions with predict")
+            hint = "ask for its predictions with predict; where a file has others too, --clients names who joins"
+            raise DataError("it took part in the training", client=name, hint=hint)
+    _say_learned(table)
     for name, (x, y) in table.clients.items():
         ask = y.isnan() if table.split is None else y.isnan() | table.split[name]
         user_rows.say_gaps(table, name, ask)
@@ -211,6 +213,18 @@ def joined(
         asked = pad(known, name, filled, torch.zeros(len(filled), dtype=torch.float64))
         _, values = next(answer(known, state, group, asked, levels))
         yield Joined(name, torch.where(wanted)[0], ~whole[name][wanted], tuple(one[0] for one in values))
+
+
+def _say_learned(table: user_tables.Table) -> None:
+    """Warn of clients whose predictions are of the rows that they learn from: they have no others."""
+    split = table.split or {}
+    learned = [name for name, (_, y) in table.clients.items() if not bool((y.isnan() | split.get(name, False)).any())]
+    if learned:
+        what = (
+            f"every row of {user_tables.listed(learned)} has a target, so that the rows just learned from are predicted"
+        )
+        hint = "leave the target of rows to predict empty, or mark them as test in a column split"
+        warnings.warn(f"{what}, better than others would be ({hint})", stacklevel=caller_stacklevel())
 
 
 def newcomer(known: Served, name: str, x: Tensor, y: Tensor) -> tuple[ScaledGroup, FederationState]:

@@ -170,7 +170,9 @@ def _unused(study: Study, columns: Mapping[str, Sequence[object]]) -> list[Findi
         out.append(Finding("excluded", f"{', '.join(data.exclude_clients)}: no row is read (data.exclude_clients)"))
     left = [name for name in columns if name not in roles | made_of]
     if data.features:
-        text = f"{', '.join(left)}: no features (data.features)"
+        same = {name for name in left if len({str(value) for value in columns[name]}) == 1}
+        said = (f"{name} (the same in all rows)" if name in same else name for name in left)
+        text = f"{', '.join(said)}: no features (data.features)"
     else:
         left = [name for name in left if cells.is_empty(columns[name])]
         text = f"{', '.join(left)}: no value in any row"

@@ -71,8 +71,19 @@ def read(
     return encoded(table, learned, data, made, _medians(groups) if data.missing == "median" else {})
 
 
-LAGS: Final = "; a lag needs the value that long before, in this table or in the rows that the run has"
-"""What messages add on lags."""
+_LAGS: Final = "; a lag needs the value that long before, in this table or in the rows that the run has"
+
+
+def with_lags(said: str) -> str:
+    """Add to a message what values a lag or a rolling mean needs, where it names one.
+
+    Args:
+        said: such as "2 rows lack a value: lag:24h (2 rows)".
+
+    Returns:
+        The message.
+    """
+    return said + (_LAGS if "lag:" in said or "roll:" in said else "")
 
 
 def _medians(groups: Iterable[ScaledGroup]) -> dict[str, Tensor]:
@@ -146,7 +157,7 @@ def say_gaps(table: user_tables.Table, client: str, ask: Tensor) -> None:
         bad = torch.where(gaps & rows)[0]
         if len(bad):
             said = f"{len(bad)} of {int(rows.sum())} rows of {client} {what}"
-            warnings.warn(f"{said}: {lacks(table, client, bad)}{LAGS}", stacklevel=caller_stacklevel())
+            warnings.warn(with_lags(f"{said}: {lacks(table, client, bad)}"), stacklevel=caller_stacklevel())
 
 
 def require_all(table: user_tables.Table, client: str, ask: Tensor) -> None:
@@ -162,6 +173,6 @@ def require_all(table: user_tables.Table, client: str, ask: Tensor) -> None:
     """
     bad = torch.where(ask & ~gap_free(table)[client])[0]
     if len(bad):
-        what = f"{len(bad)} of its {int(ask.sum())} rows to predict lack a value: {lacks(table, client, bad)}{LAGS}"
+        what = f"{len(bad)} of its {int(ask.sum())} rows to predict lack a value: {lacks(table, client, bad)}"
         hint = "fill them in, or leave these rows out; a forecast of a whole table leaves such predictions blank"
-        raise DataError(what, client=client, hint=hint)
+        raise DataError(with_lags(what), client=client, hint=hint)

@@ -107,7 +107,7 @@ def test_what_was_tried_before_the_first_round_is_told_with_its_score(capsys: Ca
     with progress("work", 100, quiet=False) as told:
         told(RoundRecord(0, 4, values={"clusters=2": -0.36}))
         told(RoundRecord(0, 0))
-    assert capsys.readouterr().err == "work: 0/100 clusters=2 -0.36\nwork: 0/100 \n"
+    assert capsys.readouterr().err == "work: before the first round, tried clusters=2 -0.36\nwork: 0/100 \n"
 
 
 def test_tables_of_classifiers_say_how_many_bins(capsys: Captured) -> None:

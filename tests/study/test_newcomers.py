@@ -89,6 +89,27 @@ def test_a_client_of_the_training_is_refused(trained: run.Trained, tmp_path: Pat
         forecast_newcomers(trained, write_csv(tmp_path / "known.csv", rows()))
 
 
+def test_some_clients_of_a_file_can_join(trained: run.Trained, tmp_path: Path) -> None:
+    """As from a file of theirs alone: others may have taken part."""
+    known = {**mixed()[0], "client": "existing_0"}
+    both, alone = write_csv(tmp_path / "both.csv", [known, *mixed()]), write_csv(tmp_path / "alone.csv", mixed())
+    with pytest.raises(DataError, match=r"--clients names who joins"):
+        forecast_newcomers(trained, both)
+    mine = forecast_newcomers(trained, both, clients=["stranger 0"])
+    theirs = forecast_newcomers(trained, alone)
+    own = [row for row, client in enumerate(theirs.clients) if client == "stranger 0"]
+    assert mine.clients == ["stranger 0"] * len(own) and own
+    assert mine.table()["mean"] == [theirs.table()["mean"][row] for row in own]
+    with pytest.raises(DataError, match=r"both.csv has no client 'stranger 00' \(did you mean 'stranger 0'"):
+        forecast_newcomers(trained, both, clients=["stranger 00"])
+
+
+def test_predictions_of_rows_just_learned_from_are_said_to_be(trained: run.Trained, tmp_path: Path) -> None:
+    known = [{**row, "client": "late"} for row in rows()[:6]]
+    with pytest.warns(UserWarning, match="every row of late has a target, so that the rows just learned from"):
+        assert len(forecast_newcomers(trained, write_csv(tmp_path / "late.csv", known)).clients) == 6
+
+
 def test_others_are_predicted_where_one_clients_numbers_are_not_finite(
     trained: run.Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
