@@ -66,7 +66,8 @@ def test_help_is_made_for_narrow_and_wide_terminals(
         monkeypatch.setenv("COLUMNS", str(columns))
         for command, sub in commands().items():
             text, _, examples = sub.format_help().partition("\nexamples:\n")
-            assert "%" not in text.replace("95 %", "").replace("q %", ""), command
+            words = " ".join(text.split())  # a line may end before the sign
+            assert "%" not in words.replace("95 %", "").replace("q %", ""), command
             assert max(map(len, text.splitlines())) <= columns, (command, columns)
             assert examples
 
