@@ -139,16 +139,7 @@ class TemperedDraws(TemperedPosterior):
         return (self._categorical(one) for one in self.inner.sample_hypotheses(x, draws, noise))
 
     def sample_by_row(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
-        """Temper the predictions of each draw, of a network for every row where the posterior inside has them.
-
-        Args:
-            x: inputs [K, N, *feature].
-            draws: S.
-            noise: the clients' streams, left as they are.
-
-        Yields:
-            Classes, batch shape [K, N].
-        """
+        """Do as `sample_hypotheses`, with a network for every row where the posterior inside has them."""
         each = getattr(self.inner, "sample_by_row", self.inner.sample_hypotheses)
         return (self._categorical(one) for one in each(x, draws, noise))
 
