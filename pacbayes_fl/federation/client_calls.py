@@ -51,7 +51,7 @@ def chunk_of(plan: FederationPlan, device: torch.device) -> int:
 
     Returns:
         `plan.chunk`, or where it is None what suits the device: a GPU is idle between calls that fit the caches of a
-        CPU (10 clients of a VGG: 6 times as long a round in calls of one).
+        CPU.
     """
     if plan.chunk is not None:
         return plan.chunk
