@@ -168,9 +168,11 @@ def _near(train: Array, test: Array) -> npt.NDArray[np.bool_]:
     """Tell which training rows [n] are drawn before test rows: half as far back as these reach, or some steps."""
     own = np.unique(np.concatenate([train, test]))
     if test.min() == test.max():  # a single moment, which nothing far away can squash
-        return train >= np.sort(train)[-_BEFORE:].min(initial=test.max())
-    reach = max(float(np.ptp(test)) / 2, _BEFORE * float(np.median(np.diff(own))))
-    return train >= test.min() - reach
+        least = float(np.sort(train)[-_BEFORE:].min(initial=test.max()))
+    else:
+        least = float(test.min()) - max(float(np.ptp(test)) / 2, _BEFORE * float(np.median(np.diff(own))))
+    near: npt.NDArray[np.bool_] = train >= least
+    return near
 
 
 def _broken(gaps: npt.NDArray[np.bool_], *lines: Array) -> list[Array]:
