@@ -121,6 +121,39 @@ def test_sorting_searching_and_a_clients_panel_work(browser: Any, written: dict[
     assert browser.get_log("browser") == []
 
 
+def test_sorting_is_said_by_the_heading_alone_and_figures_and_tables_have_names(
+    browser: Any, written: dict[str, Path]
+) -> None:
+    """As the browser's own tree says it to screen readers."""
+    opened(browser, written["one feature"], 1400)
+    browser.execute_script(OPEN)
+    nodes = browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    told = [(one["role"]["value"], one.get("name", {}).get("value", "")) for one in nodes if not one["ignored"]]
+    said = [name for role, name in told if role == "button"]
+    assert "client" in said and not any(arrow in name for name in said for arrow in "\u2195\u2191\u2193")
+    drawn = [name for role, name in told if role == "figure"]
+    assert "Forecasts of client_00" in drawn and all(drawn)
+    tables = [name for role, name in told if role == "table"]
+    assert "18 clients" in tables and not set(tables) & {name for role, name in told if role in ("region", "group")}
+
+
+def test_headings_are_low_and_what_scrolls_has_a_shade_on_a_telephone(browser: Any, written: dict[str, Path]) -> None:
+    opened(browser, written["one feature"], 400)
+    browser.execute_script(OPEN)
+    for what in ("#results .scroll", "#clients .scroll", "details[open] .wide .drawing"):
+        wide, shade = browser.execute_script(
+            f"const one = document.querySelector('{what}');"
+            "return [one.scrollWidth - one.clientWidth, getComputedStyle(one).backgroundAttachment]"
+        )
+        assert wide > 0 and shade == "local, local, scroll, scroll", what
+    high, line = browser.execute_script(
+        "const row = document.querySelector('#client-table thead tr'); const head = row.cells[0];"
+        "head.style.verticalAlign = 'top'; const range = document.createRange(); range.selectNodeContents(head);"
+        "return [row.offsetHeight, range.getBoundingClientRect().height]"
+    )
+    assert high < 4.5 * line
+
+
 def test_without_scripts_the_page_has_everything(browser: Any, written: dict[str, Path], numbers: Result) -> None:
     opened(browser, written["one feature"], 1400, scripts=False)
     try:
