@@ -137,7 +137,7 @@ def table(
     head = []
     for name, kind in zip(header, kinds, strict=True):
         cell = tag("th", name, scope="col", class_=kind)
-        if len("".join(cell.itertext())) > _LONG:
+        if len(cell.text or "") > _LONG:
             cell.set("class", f"{kind} long" if kind else "long")
         head.append(cell)
     body = tag("tbody")

@@ -55,6 +55,7 @@ def test_tables_have_headers_of_columns_and_rows_and_a_caption() -> None:
 def test_long_headings_have_room() -> None:
     text = to_html(table("c", ("a", "b" * 40, "c" * 40), [("x", "1", "2")], numeric=(1,)))
     assert 'class="n long"' in text and 'class="long"' in text and text.count("long") == 2
+    assert "long" not in to_html(table("c", ("a", ["b" * 20, tag("span", "c" * 20)]), []))  # what is a line of its own
 
 
 def test_sections_lists_and_folded_parts() -> None:
