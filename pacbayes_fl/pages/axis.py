@@ -117,22 +117,30 @@ def times(label: str, seconds: Array, zone: tzinfo = UTC, count: int = 5) -> Axi
         count: about how many ticks.
 
     Returns:
-        The axis, with ticks at full hours, midnights or firsts of months.
+        The axis, with ticks at full hours, midnights or firsts of months; of days, where all times are midnights.
     """
     low, high = float(seconds.min()), float(seconds.max())
-    if high - low < 1.0:
-        low, high = low - 1800.0, high + 1800.0
+    daily = all(_midnight(moment, zone) for moment in seconds.ravel().tolist())
+    if high - low < 1.0:  # a single moment stands between the day before and the day after, or in its hour
+        half = 24.0 * _HOUR if daily else 0.5 * _HOUR
+        low, high = low - half, high + half
     margin = 0.01 * (high - low)
     low, high = low - margin, high + margin
     first = datetime.fromtimestamp(low, zone)
     span = high - low
-    step = next((step for step in _CLOCK if span / step <= count), 0)
+    least = 24 * _HOUR if daily else 0
+    step = next((step for step in _CLOCK if step >= least and span / step <= count), 0)
     moments = _clock_ticks(first, step, high) if step else _month_ticks(first, span, high, count)
     if len(moments) < 2:  # less than an hour, for example
         moments = [datetime.fromtimestamp(end, zone) for end in (low + margin, high - margin)]
     form = "%d %b" if 0 < step and step >= 24 * _HOUR else "%b %Y" if not step else "%d %b %H:%M"
     ticks = tuple((moment.timestamp(), moment.strftime(form)) for moment in moments if moment.timestamp() >= low)
     return Axis(label, low, high, ticks)
+
+
+def _midnight(seconds: float, zone: tzinfo) -> bool:
+    moment = datetime.fromtimestamp(seconds, zone)
+    return (moment.hour, moment.minute, moment.second) == (0, 0, 0)
 
 
 def _clock_ticks(first: datetime, step: int, high: float) -> list[datetime]:

@@ -8,12 +8,13 @@ import numpy as np
 
 from pacbayes_fl.pages import axis
 from pacbayes_fl.pages.chart import Chart
-from pacbayes_fl.pages.markup import Element, figures, section, tag
+from pacbayes_fl.pages.markup import Element, figures, number, section, tag
 from pacbayes_fl.results.calibration import coverage_by_client, pit_histogram, rows_below
 from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.records import Result
 
 _LEVELS: Final = 21
+_SCORE: Final = "ce"
 
 
 def calibration(result: Result) -> Element | None:
@@ -48,7 +49,11 @@ def _levels(result: Result, group: str) -> Element | None:
         each = counts[rows > 0] / rows[rows > 0]
         distance += float(np.abs(each - level[at]).mean())
         spread[:, at] = np.quantile(each, [0.05, 0.95])
-    says = f"Mean distance from the diagonal over clients {distance / _LEVELS:.3f}."
+    says = f"Mean distance from the diagonal over clients, at {_LEVELS} levels: {distance / _LEVELS:.3f}."
+    scores = np.array(result.column(group, _SCORE), dtype=np.float64)
+    if np.isfinite(scores).any():  # the same idea at the study's own levels, which the table of results has
+        error = number(float(scores[np.isfinite(scores)].mean()))
+        says = f"Calibration error {error}, as in the results: clients' mean distance from the diagonal, averaged."
     title = f"Calibration, {group} clients ({clients})"
     ends = (axis.fixed("predicted quantile level", 0, 1), axis.fixed("share of targets below", 0, 1))
     chart = Chart(title, *ends, says, 360, 330)

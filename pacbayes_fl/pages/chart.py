@@ -14,6 +14,7 @@ from pacbayes_fl.pages.markup import Content, Element, add, tag
 _LETTER: Final = 6.2  # width of a letter of ticks, in px
 _LINE: Final = 14  # height of a line of text
 _NAME: Final = 22  # letters of a name beside its row
+_DASH: Final = 6.0  # half of the dash that is a line of one value, in px
 
 
 class Chart:
@@ -82,7 +83,7 @@ class Chart:
         return self.y.place(values, *self._up)
 
     def line(self, x: Array, y: Array, kind: str, key: str = "") -> None:
-        """Draw a line, broken where a value is not finite.
+        """Draw a line, broken where a value is not finite; a value without neighbours is a dash.
 
         Args:
             x: values [n].
@@ -90,7 +91,9 @@ class Chart:
             kind: class of the line, such as "s1".
             key: what the legend calls it; nothing when empty.
         """
-        d = "".join(_path(px, py) for px, py in self._pieces(x, y))
+        half, d = self._room(x), ""
+        for px, py in self._pieces(x, y):
+            d += _path(px, py) if px.size > 1 else f"M{px[0] - half:.1f},{py[0]:.1f}h{2 * half:.1f}"
         self._path(d, f"line {kind}", key, "line")
 
     def steps(self, edges: Array, y: Array, kind: str, key: str = "") -> None:
@@ -105,7 +108,7 @@ class Chart:
         self.line(np.repeat(edges, 2)[1:-1], np.repeat(y, 2), kind, key)
 
     def band(self, x: Array, low: Array, high: Array, kind: str, key: str = "") -> None:
-        """Fill what lies between two lines, broken where one is not finite.
+        """Fill what lies between two lines, broken where one is not finite; without neighbours it is an error bar.
 
         Args:
             x: values [n].
@@ -115,12 +118,17 @@ class Chart:
             key: as of `line`.
         """
         low, high = (np.clip(one, self.y.low, self.y.high) for one in (low, high))
-        d = ""
+        cap, area, bars = self._room(x) / 2, "", ""
         for (px, bottom), (_, top) in zip(
             self._pieces(x, low + 0 * high), self._pieces(x, high + 0 * low), strict=True
         ):
-            d += _path(np.concatenate([px, px[::-1]]), np.concatenate([top, bottom[::-1]])) + "Z"
-        self._path(d, f"band {kind}", key, "band")
+            if px.size > 1:
+                area += _path(np.concatenate([px, px[::-1]]), np.concatenate([top, bottom[::-1]])) + "Z"
+                continue
+            bars += f"M{px[0]:.1f},{bottom[0]:.1f}V{top[0]:.1f}"
+            bars += "".join(f"M{px[0] - cap:.1f},{end[0]:.1f}h{2 * cap:.1f}" for end in (bottom, top))
+        self._path(area, f"band {kind}", key, "band")
+        self._path(bars, f"line {kind}", "" if area else key, "bar")
 
     def bars(self, low: Array, high: Array, y: Array, kind: str, key: str = "") -> None:
         """Draw bars from the foot of the figure.
@@ -222,6 +230,11 @@ class Chart:
         cuts = np.flatnonzero(np.diff(known.astype(np.int8))) + 1
         parts = zip(np.split(x, cuts), np.split(y, cuts), np.split(known, cuts), strict=True)
         return [(self.px(one), self.py(other)) for one, other, here in parts if here.size and here[0]]
+
+    def _room(self, x: Array) -> float:
+        """Half the width of a mark on a value of x, so that it does not touch the next one's."""
+        places = np.unique(self.px(x[np.isfinite(x)]))
+        return float(np.clip(np.diff(places).min(initial=3 * _DASH) / 3, 0.5, _DASH))
 
     def _path(self, d: str, kind: str, key: str, shape: str) -> None:
         if d:

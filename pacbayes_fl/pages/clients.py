@@ -10,15 +10,19 @@ import numpy as np
 
 from pacbayes_fl.names import shortened
 from pacbayes_fl.pages.calibration import lowest_coverage
+from pacbayes_fl.pages.chart import listed
 from pacbayes_fl.pages.forecasts import Rows, drawn_clients, forecast, rows_each
-from pacbayes_fl.pages.markup import Content, Element, definitions, number, section, table, tag
+from pacbayes_fl.pages.markup import MISSING, Content, Element, definitions, number, section, table, tag
 from pacbayes_fl.pages.scores import better, label, shown
 from pacbayes_fl.results.client_rows import GROUPS, ClientRow
+from pacbayes_fl.results.moments import array
 from pacbayes_fl.results.records import Result
 
 _LINES: Final = 5_000  # of the table: some 2 MB
 _PANELS: Final = 1_000  # where there are no drawings
 _OTHERS: Final = 6  # further numbers of a panel
+_NAME: Final = 40
+_OF_SPREAD: Final = "rsmse"  # the score that divides by the spread of test targets
 _COVERAGE: Final = "95 % coverage"
 
 
@@ -39,6 +43,7 @@ def clients(result: Result, groups: Mapping[str, Rows], share: float = 1.0) -> E
     lines, cut = int(_LINES * share), len(result.clients) - int(_LINES * share)
     rows, attributes, panels = [], list[dict[str, str]](), list[Element]()
     drawings = _drawn(result, groups, share)
+    tests = tested_rows(result)
     places = dict.fromkeys(GROUPS, 0)
     for at, row in enumerate(islice(result.clients, lines)):
         place = places[row.group]
@@ -48,14 +53,17 @@ def clients(result: Result, groups: Mapping[str, Rows], share: float = 1.0) -> E
         name: Element | str = tag("a", row.name, href=f"#{identity}") if panelled else row.name
         held = covered[row.group].get(row.name)
         last = [number(None if held is None else held[0], 3)] if has else []
-        rows.append((name, row.group, str(row.m), *(number(row.metrics.get(one)) for one in names), *last))
+        tested = tests[row.group][place] if row.group in tests else None
+        sizes = [str(row.m), *([MISSING if tested is None else str(tested)] if tests else [])]
+        rows.append((name, row.group, *sizes, *(number(row.metrics.get(one)) for one in names), *last))
         attributes.append({"data-group": row.group})
         if panelled:
             most = drawings.get((row.group, place), 0)
             drawn = forecast(result, groups[row.group], place, row.name, most) if most else None
-            panels.append(_panel(identity, row, result, middles[row.group], held, drawn))
+            panels.append(_panel(identity, row, tested, result, middles[row.group], held, drawn))
     scores: list[Content] = [[label(one, result), tag("span", better(one), class_="way")] for one in names]
-    header: list[Content] = ["client", "group", "training rows", *scores, *([_COVERAGE] if has else [])]
+    sizes = ["training rows", *(["test rows"] if tests else [])]
+    header: list[Content] = ["client", "group", *sizes, *scores, *([_COVERAGE] if has else [])]
     caption = f"{len(rows)} clients" + (f" of {len(result.clients)}: the page holds no more" if cut > 0 else "")
     body = table(
         caption,
@@ -67,7 +75,56 @@ def clients(result: Result, groups: Mapping[str, Rows], share: float = 1.0) -> E
         attributes=attributes,
     )
     text = "A name leads to the client's own panel below."
-    return section("clients", "Clients", tag("p", text), _tools(result), body, *_panels(result, panels, drawings))
+    why = missing(result, tests)
+    note = tag("p", f"{MISSING}: not defined. {' '.join(why)}", class_="note") if why else None
+    every = _panels(result, panels, drawings)
+    return section("clients", "Clients", tag("p", text), _tools(result), body, note, *every)
+
+
+def tested_rows(result: Result) -> dict[str, list[int]]:
+    """Count the test rows of every client.
+
+    Args:
+        result: a finished run.
+
+    Returns:
+        The numbers by group, in the order of its clients; nothing of a group whose rows the run does not keep.
+    """
+    masks = {group: array(result, f"{group}.mask_test") for group in GROUPS}
+    counts = {group: one.sum(1).astype(int).tolist() for group, one in masks.items() if one is not None}
+    return {group: own for group, own in counts.items() if len(own) == result.rows.size_of(group)}
+
+
+def missing(result: Result, tests: Mapping[str, Sequence[int]]) -> list[str]:
+    """Say why clients have no number where others have one.
+
+    Args:
+        result: a finished run.
+        tests: as of `tested_rows`.
+
+    Returns:
+        A sentence for every reason.
+    """
+    without, single, other = list[str](), list[str](), dict[str, list[str]]()
+    for group in GROUPS:
+        names = result.rows.names(group)
+        counts = tests.get(group, [-1] * len(names))
+        without += [name for name, count in zip(names, counts, strict=True) if not count]
+        for column in shown(result):
+            of_spread = column.rpartition(".")[2] == _OF_SPREAD
+            for name, count, value in zip(names, counts, result.column(group, column), strict=True):
+                if value != value and count:
+                    (single if of_spread and count == 1 else other.setdefault(column, [])).append(name)
+    said = [f"No test rows: {_listed(without)}."] if without else []
+    if single:
+        rows = "one test row, which has" if len(single) == 1 else "one test row each, which have"
+        text = f"divides by the spread of a client's test targets: {_listed(single)} ({rows} none)"
+        said.append(f"{label(_OF_SPREAD, result)} {text}.")
+    return said + [f"{label(column, result)} is no number: {_listed(names)}." for column, names in other.items()]
+
+
+def _listed(clients: Sequence[str]) -> str:
+    return listed([shortened(name, _NAME) for name in clients])
 
 
 def _drawn(result: Result, groups: Mapping[str, Rows], share: float) -> dict[tuple[str, int], int]:
@@ -114,6 +171,7 @@ def _medians(result: Result, group: str) -> dict[str, float]:
 def _panel(
     identity: str,
     row: ClientRow,
+    tested: int | None,
     result: Result,
     middles: Mapping[str, float],
     held: tuple[float, bool] | None,
@@ -124,7 +182,7 @@ def _panel(
         (label(name, result), f"{number(row.metrics.get(name))} (median of {row.group} clients {number(middle)})")
         for name, middle in middles.items()
     ]
-    facts.insert(0, ("training rows", str(row.m)))
+    facts = [("training rows", str(row.m)), *([] if tested is None else [("test rows", str(tested))]), *facts]
     others = [name for name in row.metrics if name not in middles and "." not in name][:_OTHERS]
     facts += [(label(name, result), number(row.metrics[name])) for name in others]
     warned = None

@@ -50,6 +50,10 @@ def page(title: str, kind: str, lead: Sequence[Content], sections: Sequence[Elem
         tag("footer", tag("p", "Written by pacbayes-fl from the folder alone.")),
         raw("script", script),
     )
+    for at, figure in enumerate(body.iter("figure")):  # a figure is called what its caption says
+        if (caption := figure.find("figcaption")) is not None:
+            caption.set("id", f"figure-{at}")
+            figure.set("aria-labelledby", f"figure-{at}")
     return to_html(tag("html", head, body, lang="en"))
 
 

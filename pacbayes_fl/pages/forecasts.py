@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pacbayes_fl.names import shortened
 from pacbayes_fl.pages import axis
 from pacbayes_fl.pages.axis import Array
 from pacbayes_fl.pages.chart import Chart
@@ -18,6 +19,8 @@ from pacbayes_fl.results.records import Result
 _ROWS: Final = 24_000  # of all drawings of a page together, which keeps it below 3 MB
 _MOST, _LEAST = 400, 24  # of one drawing
 _DRAWN: Final = 600  # clients of a page
+_BEFORE: Final = 12  # usual steps before the test rows, in which training rows are drawn however few these are
+_NAME: Final = 60
 _WIDE: Final = 4.0  # spreads of the targets that intervals may reach beyond them on the axis
 
 
@@ -126,9 +129,9 @@ def forecast(result: Result, rows: Rows, at: int, name: str, most: int) -> Eleme
     low, high = rows.lower[at, kept], rows.upper[at, kept]
     own = np.flatnonzero(rows.has_train[at])
     x_train, y_train = moments.train[at, own], rows.train[at, own]
-    near = x_train >= x.min() - (x.max() - x.min()) / 2 if moments.series else np.ones(own.size, dtype=bool)
     if moments.kind == "order":
-        x_train, near = np.arange(-own.size, 0.0), np.arange(own.size) >= own.size - kept.size // 2
+        x_train = np.arange(-own.size, 0.0)
+    near = _near(x_train, x) if moments.series else np.ones(own.size, dtype=bool)
     x_train, y_train = x_train[near][-most:], y_train[near][-most:]
     points = np.concatenate([y, y_train, mean[np.isfinite(mean)]])
     spread = max(float(np.ptp(points)), 1e-12)
@@ -136,26 +139,40 @@ def forecast(result: Result, rows: Rows, at: int, name: str, most: int) -> Eleme
     beyond = int(((low < reach[0]) | (high > reach[1])).sum())
     ends = np.clip(np.concatenate([low, high])[np.isfinite(np.concatenate([low, high]))], *reach)
     held, known = int(((low <= y) & (y <= high)).sum()), int((np.isfinite(low) & np.isfinite(high)).sum())
-    says = f"Forecasts of {name} against {moments.label}: {held} of {known} test targets lie in their 95 % interval."
+    says = f"{held} of {known} test targets lie in their 95 % interval."
     y_axis = axis.linear(target_label(result), np.concatenate([points, ends]))
     every_x = np.concatenate([x, x_train])
     clock = moments.kind == "clock"
     x_axis = axis.times(moments.label, every_x, moments.zone) if clock else axis.linear(moments.label, every_x)
-    chart = Chart("Forecasts", x_axis, y_axis, says, wide=720, high=260)
+    title = f"Forecasts of {shortened(name, _NAME)}"
+    chart = Chart(title, x_axis, y_axis, f"Against {moments.label}: {says}", wide=720, high=260)
     broken = _broken(moments.gaps(x), x, mean, low, high)
     chart.band(broken[0], broken[2], broken[3], "s1", "95 % interval")
     chart.line(broken[0], broken[1], "s1", "predicted mean")
     chart.dots(x_train, y_train, "s2", "training rows")
     chart.dots(x, y, "ink", "test rows")
-    chart.note(f"{held} of {known} test targets lie in their 95 % interval.")
+    chart.note(says)
     if cut > 0:
         which = "the first" if moments.series else "every n-th, in order of x:"
         chart.note(f"Drawn: {which} {kept.size} of {real.size} test rows, as the page holds no more.")
-    if near.size > x_train.size:
+    if near.size and not x_train.size:
+        chart.note(f"Training rows: none of {near.size} is drawn, as all are long before the test rows.")
+    elif near.size > x_train.size:
         chart.note(f"Training rows: the last {x_train.size} of {near.size} are drawn.")
     if beyond:
         chart.note(f"The interval of {beyond} rows reaches beyond the axis.")
     return chart.figure()
+
+
+def _near(train: Array, test: Array) -> npt.NDArray[np.bool_]:
+    """Tell which training rows [n] are drawn before test rows: half as far back as these reach, or some steps."""
+    own = np.unique(np.concatenate([train, test]))
+    if test.min() == test.max():  # a single moment, which nothing far away can squash
+        least = float(np.sort(train)[-_BEFORE:].min(initial=test.max()))
+    else:
+        least = float(test.min()) - max(float(np.ptp(test)) / 2, _BEFORE * float(np.median(np.diff(own))))
+    near: npt.NDArray[np.bool_] = train >= least
+    return near
 
 
 def _broken(gaps: npt.NDArray[np.bool_], *lines: Array) -> list[Array]:

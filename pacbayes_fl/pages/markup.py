@@ -15,6 +15,7 @@ from pacbayes_fl.names import printable
 Element = ET.Element
 Content = str | Element | None | Iterable["Content"]
 
+_LONG: Final = 30  # letters of a heading that gets more room, as it would be many lines high
 MISSING: Final = "–"
 """What a cell says where there is no number."""
 
@@ -133,7 +134,12 @@ def table(
     """
     right = frozenset(numeric)
     kinds = ["n" if at in right else None for at in range(len(header))]
-    head = [tag("th", name, scope="col", class_=kind) for name, kind in zip(header, kinds, strict=True)]
+    head = []
+    for name, kind in zip(header, kinds, strict=True):
+        cell = tag("th", name, scope="col", class_=kind)
+        if len(cell.text or "") > _LONG:
+            cell.set("class", f"{kind} long" if kind else "long")
+        head.append(cell)
     body = tag("tbody")
     for at, (first, *others) in enumerate(rows):
         line = tag("tr", tag("th", first, scope="row"))
@@ -144,7 +150,8 @@ def table(
     inner = tag("table", tag("caption", tag("span", caption)), tag("thead", tag("tr", *head)), body, id=identity)
     if sortable:
         inner.set("data-sortable", "")
-    return tag("div", inner, class_="scroll", tabindex="0", role="region", aria_label=caption)
+    # the table has its name from its caption: the box around it, which a keyboard scrolls, says but what it is
+    return tag("div", inner, class_="scroll", tabindex="0", role="group", aria_label="scrollable table")
 
 
 def definitions(pairs: Iterable[tuple[str, Content]]) -> Element:

@@ -149,8 +149,8 @@ def spreads(result: Result) -> list[Element]:
         for group in GROUPS:
             values = np.array(result.column(group, name), dtype=np.float64)
             names = result.rows.names(group)
-            if np.isfinite(values).any():
-                lines.append((f"{group} ({values.size})", values, names))
+            if known := int(np.isfinite(values).sum()):
+                lines.append((f"{group} ({known})", values, names))
         if lines:
             drawn.append(boxes(label(name, result), better(name), lines))
     return drawn

@@ -8,7 +8,11 @@
     [...table.tHead.rows[0].cells].forEach((head, at) => {
       const button = document.createElement("button");
       button.type = "button";
+      const arrow = document.createElement("span"); // aria-sort says the same to readers
+      arrow.className = "arrow";
+      arrow.setAttribute("aria-hidden", "true");
       button.append(...head.childNodes);
+      button.insertBefore(arrow, button.querySelector(".way"));
       head.append(button);
       button.addEventListener("click", () => {
         const up = head.getAttribute("aria-sort") !== "ascending";

@@ -73,3 +73,10 @@ def test_times_of_any_length_have_ticks_inside(hours: float) -> None:
     assert 2 <= len(made.ticks) <= 13
     assert all(made.low <= value <= made.high for value, _ in made.ticks)
     assert len({text for _, text in made.ticks}) == len(made.ticks) or hours < 1
+
+
+@pytest.mark.parametrize(("days", "told"), [(0, "27 28 29"), (1, "28 29"), (3, "28 29 30 01")])
+def test_daily_rows_have_ticks_of_days_however_few_they_are(days: int, told: str) -> None:
+    first = datetime(2024, 6, 28, tzinfo=ZURICH)
+    made = axis.times("t", np.array([first.timestamp(), first.timestamp() + 86400 * days]), ZURICH)
+    assert [text.split() for _, text in made.ticks] == [[day, "Jul" if day == "01" else "Jun"] for day in told.split()]

@@ -5,6 +5,7 @@ Skips itself where Chromium or its driver is not installed, and says so.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +101,9 @@ def test_sorting_searching_and_a_clients_panel_work(browser: Any, written: dict[
     opened(browser, written["one feature"], 1400)
     buttons = browser.find_elements("css selector", "#client-table thead button")
     score = {row.name: row.metrics["rsmse"] for row in numbers.clients}
-    buttons[3].click()
+    buttons[4].click()
     assert names(browser) == sorted(score, key=lambda name: score[name])
-    buttons[3].send_keys("\ue007")  # Enter: a keyboard sorts too
+    buttons[4].send_keys("\ue007")  # Enter: a keyboard sorts too
     assert names(browser) == sorted(score, key=lambda name: -score[name])
     assert (
         browser.find_element("css selector", "#client-table th[aria-sort]").get_attribute("aria-sort") == "descending"
@@ -119,6 +120,40 @@ def test_sorting_searching_and_a_clients_panel_work(browser: Any, written: dict[
     )
     assert browser.execute_script("return document.activeElement.parentElement.tagName") == "DETAILS"
     assert browser.get_log("browser") == []
+
+
+def test_sorting_is_said_by_the_heading_alone_and_figures_and_tables_have_names(
+    browser: Any, written: dict[str, Path]
+) -> None:
+    """As the browser's own tree says it to screen readers."""
+    opened(browser, written["one feature"], 1400)
+    browser.execute_script(OPEN)
+    nodes = browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    told = [(one["role"]["value"], one.get("name", {}).get("value", "")) for one in nodes if not one["ignored"]]
+    said = [name for role, name in told if role == "button"]
+    assert "client" in said and not any(arrow in name for name in said for arrow in "\u2195\u2191\u2193")
+    drawn = [name for role, name in told if role == "figure"]
+    assert "Forecasts of client_00" in drawn and all(drawn)
+    tables = [name for role, name in told if role == "table"]
+    assert "18 clients" in tables and not set(tables) & {name for role, name in told if role in ("region", "group")}
+
+
+def test_headings_are_low_and_what_scrolls_has_a_shade_on_a_telephone(
+    browser: Any, numbers: Result, tmp_path: Path
+) -> None:
+    """With a score whose heading has fifty letters."""
+    rows = [replace(row, metrics={**row.metrics, "crps": 0.1}) for row in numbers.clients]
+    (tmp_path / "page.html").write_text(run_page(replace(numbers, clients=tuple(rows)), KNOWN), "utf-8")
+    opened(browser, tmp_path / "page.html", 400)
+    browser.execute_script(OPEN)
+    for what in ("#results .scroll", "#clients .scroll", "details[open] .wide .drawing"):
+        wide, shade = browser.execute_script(
+            f"const one = document.querySelector('{what}');"
+            "return [one.scrollWidth - one.clientWidth, getComputedStyle(one).backgroundAttachment]"
+        )
+        assert wide > 0 and shade == "local, local, scroll, scroll", what
+    high = browser.execute_script("return document.querySelector('#client-table thead tr').offsetHeight")
+    assert high < 110  # px: three lines of letters of 14.4 px, and a smaller one below
 
 
 def test_without_scripts_the_page_has_everything(browser: Any, written: dict[str, Path], numbers: Result) -> None:

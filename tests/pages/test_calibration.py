@@ -17,12 +17,22 @@ def test_the_distance_is_that_of_a_loop(numbers: Result) -> None:
     distances = [
         abs(np.mean(pit[k][mask[k]] <= level) - level) for k in range(len(pit)) for level in np.linspace(0, 1, 21)
     ]
-    made = calibration(numbers)
+    rows = [replace(row, metrics={"rsmse": row.metrics["rsmse"]}) for row in numbers.clients]
+    made = calibration(replace(numbers, clients=tuple(rows)))
     assert made is not None
     text = to_html(made)
-    assert f"over clients {np.mean(distances):.3f}" in text
+    assert f"over clients, at 21 levels: {np.mean(distances):.3f}" in text
     assert "predicted quantile level" in text and "confidence level" not in text
     assert "95 % band" in text
+
+
+def test_the_calibration_error_is_that_of_the_table(numbers: Result) -> None:
+    made = calibration(numbers)
+    assert made is not None
+    text, groups = to_html(made), numbers.summary()["groups"]
+    for group in ("existing", "new"):
+        assert f"Calibration error {groups[group]['ce']['mean']:.4g}, as in the results" in text
+    assert "levels:" not in text
 
 
 def test_without_probabilities_there_is_no_section(numbers: Result) -> None:

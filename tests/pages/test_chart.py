@@ -47,6 +47,23 @@ def test_a_line_is_broken_where_a_value_is_missing() -> None:
     assert (made.svg[-1].get("d") or "").count("Z") == 2
 
 
+def test_a_value_without_neighbours_is_seen() -> None:
+    """A path of one point has neither length nor area: an interval of one row is an error bar, its mean a dash."""
+    made = chart()
+    x, y = np.array([0.0, 1.0, 5.0]), np.array([0.5, np.nan, 0.5])
+    made.line(x, y, "s1", "mean")
+    assert re.fullmatch(r"(M[-\d.]+,[\d.]+h[1-9][\d.]*){2}", made.svg[-1].get("d") or "")
+    made.band(x, y - 0.1, y + 0.1, "s1", "interval")
+    (bars,) = [one for one in made.svg[-2:] if "V" in (one.get("d") or "")]
+    assert bars.get("class") == "line s1" and (bars.get("d") or "").count("V") == 2
+    text = to_html(made.figure())
+    assert 'class="band' not in text and text.count("interval") == 1 and "key bar s1" in text
+    alone = chart()
+    alone.band(np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.1, 0.1, np.nan, 0.1]), np.full(4, 0.2), "s1", "interval")
+    assert [one.get("class") for one in alone.svg[-2:]] == ["band s1", "line s1"]
+    assert to_html(alone.figure()).count("interval") == 1
+
+
 def test_a_band_stays_on_the_axis() -> None:
     made = chart()
     made.band(np.array([0.0, 1.0]), np.array([-5.0, -5.0]), np.array([5.0, 5.0]), "s1")

@@ -22,7 +22,7 @@ def test_confusion_is_that_of_scikit_learn(labelled: Result) -> None:
     made = classes(labelled)
     assert made is not None
     text = to_html(made)
-    first = text.split("Confusion, personal model, existing clients")[2]  # the caption, after the box's label
+    first = text.split("Confusion, personal model, existing clients")[1]
     counts = [int(one) for one in re.findall(r'class="heat h\d">(\d+)<', first)][:16]
     assert np.array(counts).reshape(4, 4).tolist() == expected.tolist()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -26,6 +28,36 @@ def test_every_client_has_a_line_and_a_panel_with_its_forecasts(numbers: Result)
         assert f"{row.metrics['rsmse']:.4g}" in text
     assert text.count("<svg") == len(numbers.clients) and "Forecasts of every client" in text
     assert text.count('data-group="new"') == 6
+
+
+def sparse(result: Result, counts: dict[int, int], lost: tuple[int, ...]) -> Result:
+    """Leave existing clients that many test rows, and some without an RSMSE."""
+    mask = result.predictions["existing.mask_test"].clone()
+    for at, count in counts.items():
+        mask[at, count:] = False
+    rows = [
+        replace(one, metrics={**one.metrics, "rsmse": math.nan}) if one.id in lost else one for one in result.clients
+    ]
+    return replace(result, clients=tuple(rows), predictions={**result.predictions, "existing.mask_test": mask})
+
+
+def test_the_table_has_numbers_of_test_rows_and_says_why_a_score_is_missing(numbers: Result) -> None:
+    text = written(sparse(numbers, {2: 1, 3: 7}, (2,)))
+    cells = re.findall(
+        r">client_0([23])</a></th><td>existing</td><td class=\"n\">9</td><td class=\"n\">(\d+)</td>", text
+    )
+    assert cells == [("2", "1"), ("3", "7")] and "<dt>test rows</dt><dd>7</dd>" in text
+    said = "RSMSE divides by the spread of a client's test targets: client_02 (one test row, which has none)."
+    assert f"–: not defined. {said}" in text
+    assert "not defined" not in written(numbers)
+    text = written(sparse(numbers, {2: 1, 4: 1, 5: 0}, (2, 4, 5, 6)))
+    assert "No test rows: client_05." in text and "client_02, client_04 (one test row each, which have none)" in text
+    assert "RSMSE is no number: client_06." in text
+
+
+def test_without_rows_no_number_of_test_rows_is_made_up(numbers: Result) -> None:
+    text = to_html(clients(replace(numbers, predictions={}), {}))
+    assert "training rows" in text and "test rows" not in text
 
 
 def test_tools_are_hidden_until_a_script_serves_them(numbers: Result) -> None:

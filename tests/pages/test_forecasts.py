@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from pacbayes_fl.pages.forecasts import drawn_clients, forecast, rows_each, rows_of
+from pacbayes_fl.pages.forecasts import _near, drawn_clients, forecast, rows_each, rows_of
 from pacbayes_fl.pages.markup import to_html
 from pacbayes_fl.results.records import Result
 from tests.plots.conftest import make_result
@@ -50,6 +51,30 @@ def test_padding_is_never_drawn() -> None:
     both = [forecast(result, one, at, "who", 400) for one, at in ((rows, 1), (alone, 0))]
     assert both[0] is not None and both[1] is not None
     assert to_html(both[0]) == to_html(both[1])
+
+
+def test_a_single_test_row_has_its_interval_its_mean_and_training_rows_before_it(series: Result) -> None:
+    mask = series.predictions["existing.mask_test"].clone()
+    mask[0, 1:] = False
+    text = drawn(replace(series, predictions={**series.predictions, "existing.mask_test": mask}))
+    assert 'class="band' not in text and "key bar s1" in text and "predicted mean" in text
+    assert "Training rows:" not in text
+    (training,) = re.findall(r'd="([^"]*)" class="dots s2"', text)
+    assert training.count("M") == 12
+
+
+@pytest.mark.parametrize(("train", "test", "count"), [(4, 2, 4), (40, 1, 12), (40, 2, 12), (40, 61, 30)])
+def test_training_rows_are_drawn_where_there_is_room(train: int, test: int, count: int) -> None:
+    x = np.arange(train + test, dtype=np.float64)
+    assert _near(x[:train], x[train:]).sum() == count
+    assert _near(x[:train] - 1e6, x[train:]).sum() == (count if test == 1 else 0)
+    assert _near(x[:0], x[train:]).size == 0
+
+
+def test_training_rows_that_are_too_far_away_are_said(series: Result) -> None:
+    times = series.predictions["existing.time_train"] - 10**15
+    text = drawn(replace(series, predictions={**series.predictions, "existing.time_train": times}))
+    assert "Training rows: none of 12 is drawn, as all are long before the test rows." in text
 
 
 def test_a_wide_interval_squashes_nothing_and_says_so(numbers: Result) -> None:

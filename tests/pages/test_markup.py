@@ -48,7 +48,14 @@ def test_tables_have_headers_of_columns_and_rows_and_a_caption() -> None:
     text = to_html(made)
     assert text.count('<th scope="col"') == 2 and text.count('<th scope="row"') == 2 and "<caption>" in text
     assert text.count('class="n"') == 3 and 'data-sortable=""' in text and 'id="t"' in text
-    assert 'role="region"' in text and 'tabindex="0"' in text  # a keyboard can scroll what is too wide
+    assert 'role="group"' in text and 'tabindex="0"' in text  # a keyboard can scroll what is too wide
+    assert text.count(">caption<") == 1 and 'aria-label="caption"' not in text  # and readers hear its name once
+
+
+def test_long_headings_have_room() -> None:
+    text = to_html(table("c", ("a", "b" * 40, "c" * 40), [("x", "1", "2")], numeric=(1,)))
+    assert 'class="n long"' in text and 'class="long"' in text and text.count("long") == 2
+    assert "long" not in to_html(table("c", ("a", ["b" * 20, tag("span", "c" * 20)]), []))  # what is a line of its own
 
 
 def test_sections_lists_and_folded_parts() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from pacbayes_fl.pages.markup import to_html
-from pacbayes_fl.pages.scores import better, boxes, label, models_of, results, shown, within
+from pacbayes_fl.pages.scores import better, boxes, label, models_of, results, shown, spreads, within
 from pacbayes_fl.results.records import Result
 
 
@@ -26,6 +28,13 @@ def test_the_table_has_every_metric_of_every_group_with_its_direction(numbers: R
     )
     assert models_of(labelled.metrics) == ["pm", "gm"] and label("rmse_raw", numbers) == "RMSE (kW)"
     assert label("pm.accuracy", labelled) == "accuracy, personal model"
+
+
+def test_boxes_count_the_clients_that_they_draw(numbers: Result) -> None:
+    first, *others = numbers.clients
+    lost = replace(numbers, clients=(replace(first, metrics={**first.metrics, "rsmse": float("nan")}), *others))
+    text = "".join(to_html(one) for one in spreads(lost))
+    assert 'aria-label="RSMSE. existing (11): median' in text and "calibration error. existing (12): median" in text
 
 
 def test_who_lies_beyond_the_whiskers_is_named() -> None:
