@@ -11,10 +11,10 @@ from pacbayes_fl.pages.chart import Chart
 from pacbayes_fl.pages.markup import Element, figures, number, section, tag
 from pacbayes_fl.results.calibration import coverage_by_client, pit_histogram, rows_below
 from pacbayes_fl.results.client_rows import GROUPS
+from pacbayes_fl.results.metrics import CALIBRATION_ERROR
 from pacbayes_fl.results.records import Result
 
 _LEVELS: Final = 21
-_SCORE: Final = "ce"
 
 
 def calibration(result: Result) -> Element | None:
@@ -50,7 +50,7 @@ def _levels(result: Result, group: str) -> Element | None:
         distance += float(np.abs(each - level[at]).mean())
         spread[:, at] = np.quantile(each, [0.05, 0.95])
     says = f"Mean distance from the diagonal over clients, at {_LEVELS} levels: {distance / _LEVELS:.3f}."
-    scores = np.array(result.column(group, _SCORE), dtype=np.float64)
+    scores = np.array(result.column(group, CALIBRATION_ERROR), dtype=np.float64)
     if np.isfinite(scores).any():  # the same idea at the study's own levels, which the table of results has
         error = number(float(scores[np.isfinite(scores)].mean()))
         says = f"Calibration error {error}, as in the results: clients' mean distance from the diagonal, averaged."

@@ -15,6 +15,7 @@ from pacbayes_fl.pages.forecasts import Rows, drawn_clients, forecast, rows_each
 from pacbayes_fl.pages.markup import MISSING, Content, Element, definitions, number, section, table, tag
 from pacbayes_fl.pages.scores import better, label, shown
 from pacbayes_fl.results.client_rows import GROUPS, ClientRow
+from pacbayes_fl.results.metrics import DIVIDES_BY_SPREAD
 from pacbayes_fl.results.moments import array
 from pacbayes_fl.results.records import Result
 
@@ -22,7 +23,6 @@ _LINES: Final = 5_000  # of the table: some 2 MB
 _PANELS: Final = 1_000  # where there are no drawings
 _OTHERS: Final = 6  # further numbers of a panel
 _NAME: Final = 40
-_OF_SPREAD: Final = "rsmse"  # the score that divides by the spread of test targets
 _COVERAGE: Final = "95 % coverage"
 
 
@@ -111,7 +111,7 @@ def missing(result: Result, tests: Mapping[str, Sequence[int]]) -> list[str]:
         counts = tests.get(group, [-1] * len(names))
         without += [name for name, count in zip(names, counts, strict=True) if not count]
         for column in shown(result):
-            of_spread = column.rpartition(".")[2] == _OF_SPREAD
+            of_spread = column.rpartition(".")[2] == DIVIDES_BY_SPREAD
             for name, count, value in zip(names, counts, result.column(group, column), strict=True):
                 if value != value and count:
                     (single if of_spread and count == 1 else other.setdefault(column, [])).append(name)
@@ -119,7 +119,7 @@ def missing(result: Result, tests: Mapping[str, Sequence[int]]) -> list[str]:
     if single:
         rows = "one test row, which has" if len(single) == 1 else "one test row each, which have"
         text = f"divides by the spread of a client's test targets: {_listed(single)} ({rows} none)"
-        said.append(f"{label(_OF_SPREAD, result)} {text}.")
+        said.append(f"{label(DIVIDES_BY_SPREAD, result)} {text}.")
     return said + [f"{label(column, result)} is no number: {_listed(names)}." for column, names in other.items()]
 
 

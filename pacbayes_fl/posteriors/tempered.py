@@ -139,7 +139,16 @@ class TemperedDraws(TemperedPosterior):
         return (self._categorical(one) for one in self.inner.sample_hypotheses(x, draws, noise))
 
     def sample_by_row(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
-        """Do as `sample_hypotheses`, with a network for every row where the posterior inside has them."""
+        """Do as `sample_hypotheses`, with a network for every row where the posterior inside has them.
+
+        Args:
+            x: inputs [K, N, *feature].
+            draws: as there.
+            noise: as there.
+
+        Yields:
+            As there.
+        """
         each = getattr(self.inner, "sample_by_row", self.inner.sample_hypotheses)
         return (self._categorical(one) for one in each(x, draws, noise))
 

@@ -35,6 +35,13 @@ PLAIN, RAW = "{}", "{}_raw"
 ALL_MODELS: Final = tuple(f"{model}.{{}}" for model in MODELS)
 
 
+DIVIDES_BY_SPREAD: Final = "rsmse"
+"""Name of the metric that divides by the spread of a client's test targets: a single one has none."""
+
+CALIBRATION_ERROR: Final = "ce"
+"""Name of the distance between levels and shares of rows below them."""
+
+
 @dataclass(frozen=True)
 class Option:
     """A setting of a study on which a metric depends: values under different settings are not comparable.

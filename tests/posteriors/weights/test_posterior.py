@@ -203,7 +203,7 @@ def test_a_layer_by_row_has_the_normals_of_its_units(engine: Engine) -> None:
 
 def test_a_row_by_row_is_predicted_as_by_networks_that_serve_all_rows() -> None:
     """Means and covariances of the outputs of a row are those of whole networks; two rows of a draw are independent."""
-    q, draws = family("mean-field", LABELS), 20_000
+    q, draws = family("mean-field", LABELS), 4_000
     q = MeanField(q.loc, q.rho - 1.5)
     rows = by_row(LABELS, q, draws).softmax(-1)
     noise = Noise(8, 0, IDS, engine="generators")
