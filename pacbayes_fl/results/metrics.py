@@ -26,20 +26,13 @@ MEAN_WEIGHTS: Final = "mean_weights"
 """Middle part of a score that is taken at the mean of the weights instead of averaged over draws of them."""
 VALIDATION: Final = "validation"
 """First part of a score that is of validation rows."""
-PARTS: Final[Mapping[str, str]] = MappingProxyType(
-    {**MODELS, MEAN_WEIGHTS: "at the mean weights", VALIDATION: "validation rows"}
-)
+PARTS: Final = MappingProxyType({**MODELS, MEAN_WEIGHTS: "at the mean weights", VALIDATION: "validation rows"})
 """What the parts of a score's name in front of its metric mean."""
 
 PLAIN, RAW = "{}", "{}_raw"
 ALL_MODELS: Final = tuple(f"{model}.{{}}" for model in MODELS)
-
-
-DIVIDES_BY_SPREAD: Final = "rsmse"
-"""Name of the metric that divides by the spread of a client's test targets: a single one has none."""
-
-CALIBRATION_ERROR: Final = "ce"
-"""Name of the distance between levels and shares of rows below them."""
+CALIBRATION_ERROR: Final = "ce"  # between levels and the shares of rows below them
+DIVIDES_BY_SPREAD: Final = "rsmse"  # of a client's test targets, of which a single one has none
 
 
 @dataclass(frozen=True)
