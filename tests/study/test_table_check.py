@@ -88,3 +88,11 @@ def test_lengths_are_told_of_a_table_that_would_be_refused_and_of_one_whose_clie
     got = check(twice, study_of(twice, look(twice), "ridge", sets), cost=False)
     assert "comes twice" in got.refused[0]
     assert got.findings[0].text == "84 rows of 3 clients; smallest house_2 3, largest house_0 41"
+
+
+def test_a_column_that_is_the_same_in_all_rows_is_said_to_be(tmp_path: Path) -> None:
+    table: list[Row] = [{**row, "land": "AT"} for row in houses() if row["cloud"] == row["cloud"]]
+    path = write_csv(tmp_path / "houses.csv", table)
+    study = study_of(path, look(path, "house"), "ridge", ["data.categorical=[]", 'data.features=["cloud"]'])
+    said = {one.topic: one.text for one in check(path, study, cost=False).findings}
+    assert said["not used"] == "roof, land (the same in all rows): no features (data.features)"

@@ -202,3 +202,9 @@ def test_lags_go_by_the_time_that_passes_across_changes_of_clocks(tmp_path: Path
             got[time] = (x[0], y)
             assert x[1] == pytest.approx(math.sin(2 * math.pi * hours[time] / 24), abs=1e-12)
     assert got == {t: (known[t - day], y) for t, y in known.items() if t - day in known}
+
+
+def test_messages_speak_of_lags_where_one_is_missing() -> None:
+    for lacking, added in {"lag:24h (2 rows)": True, "roll:3h (1 row)": True, "cloud (1 row)": False}.items():
+        said = user_rows.with_lags(lacking)
+        assert said.startswith(lacking) and ("that long before" in said) == added
