@@ -202,9 +202,11 @@ def joined(
         if name in seen:
             hint = "ask for its predictions with predict; where a file has others too, --clients names who joins"
             raise DataError("it took part in the training", client=name, hint=hint)
-    _say_learned(table)
+    split = table.split or {}
+    asks = {name: y.isnan() | split.get(name, False) for name, (_, y) in table.clients.items()}
+    _say_learned([name for name, ask in asks.items() if not bool(ask.any())])
     for name, (x, y) in table.clients.items():
-        ask = y.isnan() if table.split is None else y.isnan() | table.split[name]
+        ask = asks[name]
         user_rows.say_gaps(table, name, ask)
         own = ~ask & whole[name]
         group, state = newcomer(known, name, x[own], y[own])
@@ -215,10 +217,8 @@ def joined(
         yield Joined(name, torch.where(wanted)[0], ~whole[name][wanted], tuple(one[0] for one in values))
 
 
-def _say_learned(table: user_tables.Table) -> None:
+def _say_learned(learned: Sequence[str]) -> None:
     """Warn of clients whose predictions are of the rows that they learn from: they have no others."""
-    split = table.split or {}
-    learned = [name for name, (_, y) in table.clients.items() if not bool((y.isnan() | split.get(name, False)).any())]
     if learned:
         what = (
             f"every row of {user_tables.listed(learned)} has a target, so that the rows just learned from are predicted"

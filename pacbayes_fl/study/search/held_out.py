@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -57,16 +56,12 @@ class _Spared(NamedTuple):
 
 
 class _Scored(NamedTuple):
-    """Score of one combination of values: mean log likelihood of held-out rows, under the best temperature.
-
-    `below_chance` are clients whose own rows are less likely than by chance, with their mean log likelihood.
-    """
+    """Score of one combination of values: mean log likelihood of held-out rows, under the best temperature."""
 
     values: JsonMapping
     score: float
     temperature: float
     untempered: float
-    below_chance: Mapping[str, float] = MappingProxyType({})
 
 
 def choose(
@@ -204,7 +199,7 @@ def _by_training(
     later = {one.option: candidates(study, one)[:1] for one in _later(study)}
     for candidate in candidates(study, asked):
         try:
-            (one,) = _trial(with_value(study, asked, candidate), spared.dataset, rounds, later)
+            (one,), _ = _trial(with_value(study, asked, candidate), spared.dataset, rounds, later)
             scores[candidate] = one.score
         except (ClientError, NumericalError) as error:  # score NaN, the search continues
             scores[candidate] = math.nan
@@ -224,10 +219,13 @@ def _after_training(
             study, notes[asked.key] = _unchosen(study, asked, candidates(study, asked)[0])
         return study, notes
     wanted = {one.option: candidates(study, one) for one in _later(study)}
-    result, rule = _trial(study, spared.dataset, study.plan.rounds, wanted), _words(study.plan.rounds, spared)
+    (result, below_chance), rule = (
+        _trial(study, spared.dataset, study.plan.rounds, wanted),
+        _words(study.plan.rounds, spared),
+    )
     for one in result:
         tell(", ".join(f"{name}={value}" for name, value in one.values.items()) or "temperature=1.0", one.score)
-    _doubt(result[0].below_chance, spared)
+    _doubt(below_chance, spared)
     known = [one for one in result if math.isfinite(one.score)]
     best = max(known, key=lambda one: one.score, default=None)
     for asked in study.held_out:
@@ -287,8 +285,12 @@ def _later(study: Study) -> list[HeldOutChoice]:
     return [one for one in study.held_out if one.after and one is not TEMPERATURE]
 
 
-def _trial(study: Study, part: tables.Dataset, rounds: int, wanted: Mapping[str, Sequence[object]]) -> list[_Scored]:
+def _trial(
+    study: Study, part: tables.Dataset, rounds: int, wanted: Mapping[str, Sequence[object]]
+) -> tuple[list[_Scored], dict[str, float]]:
     """Train one federation; score every combination of wanted values on the rows that it was not given.
+
+    And give the clients whose own rows are less likely than by chance under the first, with their mean log likelihood.
 
     Options with these values are read by `personalise` alone, so that one training serves them all.
     """
@@ -311,8 +313,8 @@ def _trial(study: Study, part: tables.Dataset, rounds: int, wanted: Mapping[str,
         for log_prob, held in zip(result, sums, strict=True):
             held.add(log_prob, index)
     tempering = TEMPERATURE in study.held_out
-    each = zip(combinations, sums, strict=True)
-    return [_Scored(values, *held.score(tempering), held.below_chance()) for values, held in each]
+    each = [_Scored(values, *held.score(tempering)) for values, held in zip(combinations, sums, strict=True)]
+    return each, sums[0].below_chance()
 
 
 def remember(folder: Path, notes: JsonMapping) -> None:

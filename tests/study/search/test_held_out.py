@@ -196,9 +196,9 @@ def test_the_first_of_equals_is_taken_and_what_is_not_finite_is_not(
     one = asked(root, "method.max_clusters=4")
     losses = {1: math.nan, 2: 0.5, 3: 0.25, 4: 0.25}
 
-    def scored(trial: Study, *_: Any) -> list[Any]:
+    def scored(trial: Study, *_: Any) -> tuple[list[Any], dict[str, float]]:
         score = -losses[trial.method.options.clusters]
-        return [held_out._Scored({}, score, 1.0, score)]
+        return [held_out._Scored({}, score, 1.0, score)], {}
 
     monkeypatch.setattr(held_out, "_trial", scored)
     chosen, notes = choose(one, load(one))
