@@ -27,9 +27,13 @@ def together(world: int, folder: Path, work: Callable[[Ranks], Any]) -> list[Any
 
 
 def on_gpus(folder: Path, work: Callable[[Ranks], Any]) -> list[Any]:
-    """Do work, a function of a module, in a process for each GPU; they exchange by NCCL, which outlives no fork."""
+    """Do work, a function of a module, in a process for each GPU; they exchange by NCCL, which outlives no fork.
+
+    NCCL from 2.30 on lets two processes meet on one GPU where NCCL_MULTI_RANK_GPU_ENABLE is 1.
+    """
     folder.mkdir(exist_ok=True)
-    world, spawn = torch.cuda.device_count(), multiprocessing.get_context("spawn")
+    shared = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    world, spawn = max(torch.cuda.device_count(), 2 if shared else 1), multiprocessing.get_context("spawn")
     children = [spawn.Process(target=_ranked, args=(rank, world, folder, work, True)) for rank in range(world)]
     for child in children:
         child.start()
@@ -49,7 +53,9 @@ def _results(world: int, folder: Path) -> list[Any]:
 
 def _ranked(rank: int, world: int, folder: Path, work: Callable[[Ranks], Any], gpus: bool = False) -> int:
     result: Any = None
-    device, backend = (torch.device("cuda", rank), "cpu:gloo,cuda:nccl") if gpus else (torch.device("cpu"), "gloo")
+    device, backend = torch.device("cpu"), "gloo"
+    if gpus:
+        device, backend = torch.device("cuda", rank % torch.cuda.device_count()), "cpu:gloo,cuda:nccl"
     try:
         torch.set_num_threads(1)
         store = FileStore(str(folder / "store"), world)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,8 +32,10 @@ from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.node import StudyNode
 from pacbayes_fl.study.node_folder import NodeFolder
 from pacbayes_fl.study.served import PATIENT, Waits, serve
+from pacbayes_fl.study.threads import shared, threads
 
 PORT: Final = 9190
+_THREADS: Final = "OMP_NUM_THREADS"  # which torch and its libraries read when they are loaded
 _LOOK: Final = 1.0  # seconds between looks at the SuperNode of a worker
 _STARTS: Final = 180.0  # seconds for a worker or a SuperNode to come up, on a machine that does much else
 
@@ -79,7 +82,7 @@ def deploy(
         write_keys(keys, [f"node_{k}" for k in range(nodes)], days=30)
         commands.write_home(home, address, keys / "ca.pem")
         with (
-            Processes(own / "logs", {**commands.ENVIRONMENT, "FLWR_HOME": str(home)}) as running,
+            Processes(own / "logs", {**_environment(nodes), "FLWR_HOME": str(home)}) as running,
             Listener(work / "server") as listener,
         ):
             work_commands = [_command(file, own / str(k), clients) for k, clients in enumerate(dealt)]
@@ -101,6 +104,11 @@ def deploy(
                 running.start(f"supernode_{k}", node)
             with opened(running, listener, owners) as mail:
                 return serve(study, out, mail, resume, on_round, waits=waits, claims=owners)
+
+
+def _environment(nodes: int) -> dict[str, str]:
+    """All nodes compute at once here, so that each takes its share of the processors where nobody says otherwise."""
+    return {**commands.ENVIRONMENT, _THREADS: os.environ.get(_THREADS, str(shared(nodes)))}
 
 
 def _command(study: Path, folder: Path, clients: Sequence[str]) -> list[str]:
@@ -191,7 +199,7 @@ def work_as_node(
         check_server(server[0], server[1] / "ca.pem")
     make_folder(folder)
     place = NodeFolder(folder)
-    with place.lock():
+    with place.lock(), threads(study.federation.threads):
         node = StudyNode(study, load(study), place, clients or None, place.results, made)
         for line in node.leaves:
             say(line)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from pacbayes_fl.data import tables
@@ -42,6 +40,7 @@ from pacbayes_fl.study.instances import Instances, Model
 from pacbayes_fl.study.prepare import device_of, prepare
 from pacbayes_fl.study.rank_folder import AnyFolder, folder_for
 from pacbayes_fl.study.search import held_out, overfitting
+from pacbayes_fl.study.threads import threads
 from pacbayes_fl.study.training import Listeners, Training
 
 __all__ = ["Study", "Trained", "device_of", "open_run", "prepare", "report", "run", "train"]
@@ -96,17 +95,6 @@ class Trained:
         return self.state.round
 
 
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    try:
-        if count is not None:
-            torch.set_num_threads(count)
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def run(
     study: Study,
     out: Path | str | None = None,
@@ -159,7 +147,7 @@ def run(
     if method is not None or model is not None or data is not None or metrics:
         study = study.with_instances(method=method, model=model, data=data, metrics=metrics)
     folder = folder_for(out, ranks)
-    with _threads(study.federation.threads), folder.lock(), heard() as said:
+    with threads(study.federation.threads), folder.lock(), heard() as said:
         trained = train(study, folder.path, resume, on_round, callbacks, ranks)
         result = report(trained, ranks)
         folder.finish(result, study.report.page, said)

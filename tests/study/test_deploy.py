@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pacbayes_fl.errors import CheckpointError, DeployError, StudyError
 from pacbayes_fl.federation import frames, mail
@@ -26,12 +27,32 @@ from pacbayes_fl.study.node import StudyNode
 from pacbayes_fl.study.node_folder import NodeFolder
 from pacbayes_fl.study.run import run
 from pacbayes_fl.study.served import serve
+from pacbayes_fl.study.threads import shared
 from pacbayes_fl.testing.scene import assert_close
 from tests.deployed import Owners, free, needs_flower, rounds_in, server_of, study_of, until
 
 STUDY = study_of(2)
 HELLO = frames.encode({"kind": "hello"}, {})
 UNNEEDED = ("scipy", "sklearn", "sympy", "pandas", "matplotlib", "torchvision", "jinja2", "dp_accounting", "flwr")
+
+
+def test_a_worker_has_the_threads_of_its_study_and_else_its_share_of_the_processors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, seen = torch.get_num_threads(), list[int]()
+
+    def once() -> bytes:
+        seen.append(torch.get_num_threads())
+        return HELLO
+
+    for count in (before + 1, before + 2):
+        study = replace(STUDY, federation=replace(STUDY.federation, threads=count))
+        work_as_node(study, tmp_path / "node", ["poly_03"], None, lambda _: None, once)
+    assert (seen, torch.get_num_threads()) == ([before + 1, before + 2], before)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    assert [shared(nodes) for nodes in (1, 3, 8, 20)] == [8, 2, 1, 1]
+    monkeypatch.setattr("os.cpu_count", lambda: None)
+    assert shared(3) == 1
 
 
 def test_a_worker_answers_one_message_or_as_many_as_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
