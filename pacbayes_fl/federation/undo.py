@@ -80,7 +80,8 @@ class DivergenceGuard:
             watch = played.state.watch
             if watch.times >= IN_A_ROW and watch.steps is not None and watch.steps.whose == watch.alone:
                 step = f"client {watch.alone!r} sent a step {lengths(watch.steps)}"
-                return Trouble(f"{step}, for the {IN_A_ROW}rd round in a row")
+                if watch.steps.largest > before.watch.usual:  # else one that still trains among others at rest
+                    return Trouble(f"{step}, for the {IN_A_ROW}rd round in a row")
         text = self._divergence(outcome)
         return None if text is None else Trouble(text, diverged=True)
 
@@ -102,6 +103,7 @@ class DivergenceGuard:
         culprit = None if self._player.aggregator is not None else self._culprit(state, outcome, trouble)
         if culprit is not None:
             hint = "look at its rows, or bound what one client can do: federation.aggregate = 'clipped'"
+            what = what.removeprefix(f"client {culprit.client!r} ")  # the error begins with it
             raise NumericalError(f"{what}; {culprit.text}", client=culprit.client, round=t, hint=hint)
         hint = _SLOWER if self._steps else "nothing was changed; the last round's state holds"
         raise NumericalError(what, round=t, hint=hint)

@@ -303,6 +303,17 @@ def test_a_negative_client_is_named_when_it_has_ruined_everything() -> None:
     assert error is not None and error.client == "client_01"
 
 
+def test_one_that_still_trains_among_others_at_rest_ends_no_run() -> None:
+    """Its step is hundreds of times the others', and shorter than all were in the first round."""
+    batch, plan, method = federation(1), FederationPlan(rounds=8, seed=1), from_recipe(METHODS["pac-pfl"], 1)
+    for client in batch.ids:
+        method = Poisoned(method, client, 0.2 if client == batch.ids[3] else 1e-3, tuple(range(2, 9)))
+    records, error = ended(method, batch, plan)
+    assert error is None and [record.undone for record in records] == [()] * 8
+    last = records[-1].steps
+    assert last is not None and last.whose == "client_03" and last.largest > 100 * last.median
+
+
 def test_clients_that_fail_together_are_all_named() -> None:
     batch = federation(1)
     x = batch.x.clone()
