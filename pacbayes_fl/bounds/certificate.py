@@ -43,6 +43,8 @@ class MonteCarlo:
         delta: probability with which the estimate may mislead, taken from the certificate's delta, [] or [K].
         risks: of every draw [M] or [K, M], in the unit of the loss, whose mean the risk is: what is paid follows from
             how little they differ (`costs.drawn_risk`). None where the mean alone is known.
+        trials: independent losses whose mean the risk is, [] or [K]: M n where each of n rows has a hypothesis of its
+            own in every draw. None where a draw is one hypothesis for all rows.
         variances: of every draw's losses over the rows [M] or [K, M], in the squared unit of the loss, for bounds by
             the variance. None where their mean alone is known.
 
@@ -58,10 +60,13 @@ class MonteCarlo:
     delta: Number
     risks: Tensor | None = None
     variances: Tensor | None = None
+    trials: Number | None = None
 
     def __post_init__(self) -> None:
         """Check the draws; delta is checked with the certificate's."""
         whole("draws", self.draws)
+        if self.trials is not None and bool((whole("trials", self.trials) < self.draws).any()):
+            raise AssumptionError(f"trials must be at least the {self.draws} draws, got {self.trials}")
         for name, each in (("risks", self.risks), ("variances", self.variances)):
             if each is not None and each.shape[-1:] != (self.draws,):
                 what = f"the {name} of {self.draws} draws must be [M] or [K, M], got {list(each.shape)}"
@@ -228,8 +233,8 @@ def certify(
     """Build a certificate: split delta, compute the value, collect the violated assumptions.
 
     The formula is given, beside the terms, "low" and "high" of the loss, "delta" of the bound itself, "factor" of the
-    predictor, and where they apply "epsilon", "prior_rows" or "prior_delta", "mc_draws", "mc_delta", "mc_risks" and
-    "mc_variances".
+    predictor, and where they apply "epsilon", "prior_rows" or "prior_delta", "mc_draws", "mc_delta", "mc_trials",
+    "mc_risks" and "mc_variances".
 
     Args:
         theorem: which bound.
@@ -254,7 +259,9 @@ def certify(
     extra = shared_terms(premises, split)
     if monte_carlo is not None:
         extra["mc_draws"] = monte_carlo.draws
-        if monte_carlo.risks is not None and "risk" in terms:
+        if monte_carlo.trials is not None and "risk" in terms:
+            extra["mc_trials"] = monte_carlo.trials
+        elif monte_carlo.risks is not None and "risk" in terms:
             risks = checked("risks of draws", monte_carlo.risks, premises.loss.low, premises.loss.high)
             extra["mc_risks"] = grouped(risks)
         if monte_carlo.variances is not None and "variance" in terms:
@@ -308,7 +315,7 @@ def trivial_bound(certificate: Certificate, risk: Number) -> Tensor:
     loss, terms = certificate.premises.loss, dict(certificate.terms)
     device = terms["delta"].device
     level = checked("risk", risk, loss.low, loss.high).to(device)
-    for name in ("mc_draws", "mc_delta", "mc_risks", "mc_variances", "epsilon", "prior_rows", "prior_delta"):
+    for name in ("epsilon", "prior_rows", "prior_delta", *(name for name in terms if name.startswith("mc_"))):
         terms.pop(name, None)
     terms["delta"] = torch.as_tensor(certificate.delta, dtype=torch.float64, device=device)
     if "log_z" in terms:  # the first part of such a bound is -ln Z times a constant

@@ -73,11 +73,13 @@ def monte_carlo_risk(risk: Number, draws: Number, delta: Number) -> Tensor:
     L^ <= kl^-1(estimate, ln(1 / delta) / M)
 
     For one side alone: the estimate is below a q < L^ with probability at most exp(-M kl(q || L^)) (Hoeffding 1963,
-    Theorem 1), where both sides need ln(2 / delta).
+    Theorem 1), where both sides need ln(2 / delta). That theorem is on the mean of independent numbers in [0, 1] whose
+    means may differ, L^ being the mean of these: where every one of n rows has a hypothesis of its own in each of S
+    draws, the S n losses are such numbers, and M is S n.
 
     Args:
         risk: averaged over M independent draws [] or [K], of a loss in [0, 1].
-        draws: M.
+        draws: M [] or [K].
         delta: probability with which the draws may mislead.
 
     Returns:

@@ -98,10 +98,10 @@ def gibbs_losses(
         return GibbsLosses(finite_losses(posterior, batch, loss), None)
     if not isinstance(posterior, SampledPosterior):
         raise AssumptionError(f"{type(posterior).__name__} has no hypotheses that could be drawn or listed")
-    parts = []
+    parts, noise = [], noise.copy()
     for rows in _blocks(batch):
         part = torch.zeros(rows.mask.shape, dtype=torch.float64, device=batch.x.device)
-        for one in _draws(posterior, by_row)(rows.x, draws, noise.copy()):  # the same for every block of rows
+        for one in _draws(posterior, rows.x, draws, noise, by_row):
             part += _losses(one, rows, loss)
         parts.append(part)
     return GibbsLosses(torch.cat(parts, 1) / draws, draws)
@@ -124,8 +124,8 @@ def drawn_losses(
     Yields:
         [K, N] of every draw, float64, in the unit of the loss; 0 on padding.
     """
-    blocks = _blocks(batch)
-    each = [_draws(posterior, by_row)(rows.x, draws, noise.copy()) for rows in blocks]
+    blocks, noise = _blocks(batch), noise.copy()
+    each = [_draws(posterior, rows.x, draws, noise, by_row) for rows in blocks]
     for ones in zip(*each, strict=True):
         yield torch.cat([_losses(one, rows, loss).double() for one, rows in zip(ones, blocks, strict=True)], 1)
 
@@ -248,10 +248,28 @@ def finite_losses(
     return torch.cat(parts, 1)
 
 
-def _draws(posterior: SampledPosterior, by_row: bool) -> Callable[[Tensor, int, Noise], Iterator[TorchDistribution]]:
-    """How hypotheses are drawn: one for each row where that is asked for and known, else one for all."""
-    each = getattr(posterior, "sample_by_row", None) if by_row else None
-    return posterior.sample_hypotheses if each is None else each
+def drawn_by_row(posterior: object, batch: ClientBatch, noise: Noise) -> bool:
+    """Say whether draws of a posterior have a hypothesis of its own for every row, independent of the others'.
+
+    Args:
+        posterior: of K clients.
+        batch: rows of the K clients.
+        noise: the clients' streams.
+
+    Returns:
+        Whether they have where that is asked for (`gibbs_losses`).
+    """
+    each = getattr(posterior, "sample_by_row", None)
+    return each is not None and each(batch.x[:, :1], 1, noise.copy()) is not None
+
+
+def _draws(
+    posterior: SampledPosterior, x: Tensor, draws: int, noise: Noise, by_row: bool
+) -> Iterator[TorchDistribution]:
+    """Draw hypotheses: one for each row where that is asked for and known, else the same for every block of rows."""
+    by = getattr(posterior, "sample_by_row", None) if by_row else None
+    each = None if by is None else by(x, draws, noise)
+    return posterior.sample_hypotheses(x, draws, noise.copy()) if each is None else each
 
 
 def _blocks(batch: ClientBatch) -> list[ClientBatch]:

@@ -324,14 +324,15 @@ def bound_clients(request: Request, measured: Measured, premises: Premises, shar
     numbers = {"risk": measured.risk, "kl": measured.kl, "n": measured.n, "log_z": measured.log_z}
     numbers |= {"variance": measured.variance, "log_ratio": measured.log_ratio}
     numbers["beta"] = request.beta_for(measured.rows)
-    estimate = request.estimate(measured.draws, delta, measured.risks, measured.variances)
+    estimate = request.estimate(measured.draws, delta, measured.risks, measured.variances, measured.trials)
     return bound.certify(numbers, delta, premises, estimate)
 
 
 def _pooled_certificate(request: Request, measured: Measured, premises: Premises) -> Certificate:
     """Bound the average over the clients' rows: one draw is a hypothesis of every client."""
     risks = None if measured.risks is None else (measured.risks.T * measured.n).sum(1) / measured.n.sum()
-    estimate = request.estimate(measured.draws, request.delta, risks)
+    trials = None if measured.trials is None else measured.trials.sum()
+    estimate = request.estimate(measured.draws, request.delta, risks, trials=trials)
     numbers = (measured.risk, measured.kl, measured.n, request.delta, premises)
     return bounds.size_weighted(*numbers, bound=request.record, monte_carlo=estimate)
 

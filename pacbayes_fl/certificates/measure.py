@@ -14,6 +14,7 @@ from pacbayes_fl import bounds, tensors
 from pacbayes_fl.bounds import BoundedLoss, Premises
 from pacbayes_fl.bounds.losses import squared
 from pacbayes_fl.bounds.risk import (
+    drawn_by_row,
     drawn_losses,
     finite_losses,
     finite_risks,
@@ -43,11 +44,13 @@ _STREAMS = (2**32 - 4, 2**32 - 3, 2**32 - 2)  # rounds of noise that refines, dr
 SHIPPED: Final = 2**32 - 5
 """Round of the noise that draws the one network of a bound on one draw."""
 
-_NUMBERS = 7  # columns with one for each client
+_NUMBERS = 8  # columns with one for each client
 
 _FAR = 1e9  # nats, of what is no candidate
 
 _TEST_DRAWS = 10  # of a risk that is shown and bounds nothing
+
+_ENOUGH = 200  # rows with hypotheses of their own, of as many draws as are asked for: .002 of a risk of .05
 
 
 class Measured(NamedTuple):
@@ -62,13 +65,14 @@ class Measured(NamedTuple):
         log_z: ln Z of the exact Gibbs posterior [K], where that is certified.
         draws: hypotheses that were drawn, if any.
         rows: all rows of the bound [K], by which a beta is fixed: which of them count depends on their values.
-        risks: empirical ones of every draw [K, M], if any.
+        risks: empirical ones of every draw [K, M], if any of one hypothesis for all rows.
         losses: of the predictor that was fixed before the rows [K, N]: of n rows that count, then of those that may.
         doubtful: how many may [K].
         share: how far each posterior is on the way from the prior, 0, to the refined one, 1 [K].
         variance: of the losses over rows, averaged over hypotheses, or an upper bound of it [K]; NaN where no bound
             asks for it, as `log_ratio`.
         log_ratio: ln dQ/dP at the network that was drawn [K], in nats; the risks are then those of this network.
+        trials: independent losses behind the risk [K], where rows have hypotheses of their own; None elsewhere.
         variances: of every draw's losses [K, M], if any.
         network: weights of that network [K, D].
     """
@@ -87,6 +91,7 @@ class Measured(NamedTuple):
     share: Tensor
     variance: Tensor
     log_ratio: Tensor
+    trials: Tensor | None
     variances: Tensor | None
     network: Tensor | None
 
@@ -136,6 +141,7 @@ class _Columns(NamedTuple):
     share: Tensor
     variance: Tensor
     log_ratio: Tensor
+    trials: Tensor
     risks: Tensor | None = None
     variances: Tensor | None = None
     network: Tensor | None = None
@@ -143,10 +149,14 @@ class _Columns(NamedTuple):
 
 
 class _Risk(NamedTuple):
-    """Empirical risk and variance of a posterior [k], and of every draw [k, M] where some had to be drawn."""
+    """Empirical risk and variance of a posterior [k], and of every draw [k, M] where some had to be drawn.
+
+    Where rows had hypotheses of their own there are the trials [k] instead of these; they are NaN elsewhere.
+    """
 
     risk: Tensor
     variance: Tensor
+    trials: Tensor
     risks: Tensor | None = None
     variances: Tensor | None = None
 
@@ -169,6 +179,7 @@ def measure(trained: Trained, group: BoundRows, loss: BoundedLoss, request: Requ
     losses = torch.zeros(group.rows.mask.shape, dtype=torch.float64, device=device)
     each: list[list[Tensor]] = [[torch.empty(0)] * clients for _ in range(_NUMBERS, len(_Columns._fields) - 1)]
     fixed, beside = request.record.fixed, request.shares[1] > 0
+    least = 0 if bool(group.repeats.left_out.any()) else int(group.rows.size.min())
 
     def work(prior: object, subset: BoundRows) -> _Columns:
         refining, drawing, choosing = (
@@ -180,7 +191,7 @@ def measure(trained: Trained, group: BoundRows, loss: BoundedLoss, request: Requ
         if request.record.posterior == "exact Gibbs":
             made = _exact_gibbs(prior, subset, loss, request)
             nothing = torch.full_like(made[0], math.nan)
-            numbers = (*made, torch.ones_like(made[0]), nothing, nothing)
+            numbers = (*made, torch.ones_like(made[0]), nothing, nothing, nothing)
             return _Columns._make((*numbers, None, None, None, own))
         refined = Candidate(1.0, *trained.method.refine(prior, subset.seen, subset.rows, refining.copy()))
         personalisation.warn_of(refined.posterior)
@@ -190,7 +201,7 @@ def measure(trained: Trained, group: BoundRows, loss: BoundedLoss, request: Requ
         if "log_ratio" in request.record.needs:
             shipped = Noise(plan.seed, SHIPPED, subset.rows.ids, subset.rows.x.device, plan.noise)
             return _one_drawn(among, prior, subset, loss, request, (shipped, choosing))._replace(losses=own)
-        return _best(among, subset, loss, request, (drawing, choosing))._replace(losses=own)
+        return _best(among, subset, loss, request, (drawing, choosing), least)._replace(losses=own)
 
     deployed = group if group.deployed is None else group._replace(state=group.deployed[0], seen=group.deployed[1])
     for index, made in with_priors(trained, deployed if fixed else group, work):
@@ -205,15 +216,16 @@ def measure(trained: Trained, group: BoundRows, loss: BoundedLoss, request: Requ
     if beside and group.deployed is not None:
         for index, own in with_priors(trained, deployed, lambda prior, part: predicted_losses(prior, part.rows, loss)):
             losses[index, : own.shape[1]] = own
-    risk, kl, test_risk, log_z, share, *more = (column.cpu() for column in columns)
+    risk, kl, test_risk, log_z, share, *more, trials = (column.cpu() for column in columns)
     risks, *others = (torch.stack(several) if all(len(one) for one in several) else None for several in each)
-    draws = request.draws if risks is not None else None
+    by_row = bool(trials.isfinite().all())
+    draws = request.draws if risks is not None else _fewer(request.draws, least) if by_row else None
     exact = log_z if request.record.posterior == "exact Gibbs" else None
     ordered, doubtful = (one.cpu() for one in group.repeats.ordered(losses))
     counts = group.repeats.n, group.test.size.cpu()
     rows = group.rows.size.cpu()
     first = risk, kl, counts[0], test_risk, counts[1], exact, draws, rows, risks, ordered, doubtful, share
-    return Measured(*first, *more, *others)
+    return Measured._make((*first, *more, trials if by_row else None, *others))
 
 
 def _best(
@@ -222,13 +234,14 @@ def _best(
     loss: BoundedLoss,
     request: Request,
     noise: tuple[Noise, Noise],
+    least: int,
 ) -> _Columns:
     """Choose a posterior for every client, and estimate its risk by draws that had no part in the choice."""
     drawing, choosing = noise
-    which = _chosen(among, subset, loss, request, choosing)
+    which = _chosen(among, subset, loss, request, choosing, least)
     found: dict[str, Tensor] = {}
     for whose, one in merged(among, which):
-        (made,) = _risks([one.posterior], subset, loss, request, drawing)
+        (made,) = _risks([one.posterior], subset, loss, request, drawing, least)
         tests = min(request.draws, _TEST_DRAWS)
         on_test = gibbs_risk(one.posterior, subset.test, loss, tests, drawing, by_row=True).risk
         known = {name: value for name, value in made._asdict().items() if value is not None}
@@ -261,7 +274,7 @@ def _one_drawn(
     risk = subset.repeats.risk(gibbs_losses(drawn, subset.rows, loss, 1, drawing).rows)
     on_test = gibbs_risk(drawn, subset.test, loss, 1, drawing).risk
     nothing = torch.full_like(risk, math.nan)
-    numbers = (risk, one.kl, on_test, nothing, _shares(among, which), nothing, ratio)
+    numbers = (risk, one.kl, on_test, nothing, _shares(among, which), nothing, ratio, nothing)
     return _Columns(*numbers, network=network.loc)
 
 
@@ -269,7 +282,9 @@ def _shares(among: list[Candidate], which: Tensor) -> Tensor:
     return torch.tensor([one.share for one in among], dtype=torch.float64, device=which.device)[which]
 
 
-def _chosen(among: list[Candidate], subset: BoundRows, loss: BoundedLoss, request: Request, choosing: Noise) -> Tensor:
+def _chosen(
+    among: list[Candidate], subset: BoundRows, loss: BoundedLoss, request: Request, choosing: Noise, least: int = 0
+) -> Tensor:
     """Positions [k] of the candidates with the smallest bounds, by a few draws."""
     pilot = replace(request, draws=min(PILOT, request.draws))
     premises = Premises(subset.prior, True, loss, tried=request.tried)
@@ -279,7 +294,7 @@ def _chosen(among: list[Candidate], subset: BoundRows, loss: BoundedLoss, reques
 
     if len(among) == 1:
         return torch.zeros_like(n, dtype=torch.int64)
-    tried = _risks([one.posterior for one in among], subset, loss, pilot, choosing)
+    tried = _risks([one.posterior for one in among], subset, loss, pilot, choosing, least)
     risks = {id(one): made for one, made in zip(among, tried, strict=True)}
 
     def bound(one: Candidate) -> Tensor:
@@ -291,14 +306,31 @@ def _chosen(among: list[Candidate], subset: BoundRows, loss: BoundedLoss, reques
     return choose(among, bound)
 
 
+def _fewer(draws: int, least: int) -> int:
+    """Draws of as many rows, at least, with hypotheses of their own: the more rows a client has the fewer."""
+    return min(draws, -(-_ENOUGH * draws // max(1, least)))
+
+
 def _risks(
-    posteriors: Sequence[object], subset: BoundRows, loss: BoundedLoss, request: Request, drawing: Noise
+    posteriors: Sequence[object],
+    subset: BoundRows,
+    loss: BoundedLoss,
+    request: Request,
+    drawing: Noise,
+    least: int = 0,
 ) -> list[_Risk]:
-    """Empirical Gibbs risks [k] on the rows that count, and variances where the bound needs them, by the same draws."""
+    """Empirical Gibbs risks [k] on the rows that count, and variances where the bound needs them, by the same draws.
+
+    `least` is the smallest number of rows of any client of the group where all rows of all count, else 0.
+    """
     if any(_in_closed_form(one) for one in posteriors):
         return [_risk(one, subset, loss, request, drawing) for one in posteriors]
     repeats, rows, spread = subset.repeats, subset.rows, "variance" in request.record.needs
     plain, size = not bool(repeats.left_out.any()), _size(rows)
+    if least and not spread and all(drawn_by_row(one, rows, drawing) for one in posteriors):
+        draws = _fewer(request.draws, least)
+        means = [gibbs_risk(one, rows, loss, draws, drawing, by_row=True).risk for one in posteriors]
+        return [_Risk(risk, torch.full_like(risk, math.nan), draws * size) for risk in means]
     risks: list[list[Tensor]] = [[] for _ in posteriors]
     variances: list[list[Tensor]] = [[] for _ in posteriors]
     noise = drawing.shared()
@@ -317,8 +349,8 @@ def _risks(
     for known, varied in zip(risks, variances, strict=True):
         own = torch.stack(known, 1)
         beside = torch.stack(varied, 1) if spread else None
-        variance = torch.full_like(own[:, 0], math.nan) if beside is None else beside.mean(1)
-        result.append(_Risk(own.mean(1), variance, own, beside))
+        nothing = torch.full_like(own[:, 0], math.nan)
+        result.append(_Risk(own.mean(1), nothing if beside is None else beside.mean(1), nothing, own, beside))
     return result
 
 
@@ -336,11 +368,12 @@ def _risk(posterior: object, subset: BoundRows, loss: BoundedLoss, request: Requ
     repeats, rows = subset.repeats, subset.rows
     risk = repeats.risk(gibbs_losses(posterior, rows, loss, request.draws, drawing).rows)
     if "variance" not in request.record.needs:
-        return _Risk(risk, torch.full_like(risk, math.nan))
+        return _Risk(risk, *[torch.full_like(risk, math.nan)] * 2)
     largest = _largest_variance(risk, loss)  # E_Q of a variance is at most E_Q of the mean square less L^(Q)^2
     squares = gibbs_losses(posterior, rows, squared(loss), request.draws, drawing).rows.sum(1) / _size(rows)
     plain = not bool(repeats.left_out.any())
-    return _Risk(risk, torch.minimum(largest, (squares - risk.square()).clamp_min(0.0)) if plain else largest)
+    variance = torch.minimum(largest, (squares - risk.square()).clamp_min(0.0)) if plain else largest
+    return _Risk(risk, variance, torch.full_like(risk, math.nan))
 
 
 def _largest_variance(risk: Tensor, loss: BoundedLoss) -> Tensor:
@@ -357,7 +390,7 @@ def _of_predictor(prior: Any, subset: BoundRows, loss: BoundedLoss, own: Tensor 
     on_test = predicted_losses(prior, test, loss).sum(1) / torch.where(test.size > 0, test.size, torch.nan).to(own)
     nothing = torch.zeros_like(on_test)
     numbers = (subset.repeats.risk(own), nothing, on_test, nothing, nothing, nothing, nothing)
-    return _Columns(*numbers, losses=own)
+    return _Columns(*numbers, trials=torch.full_like(on_test, math.nan), losses=own)
 
 
 def _exact_gibbs(prior: object, subset: BoundRows, loss: BoundedLoss, request: Request) -> tuple[Tensor, ...]:

@@ -28,7 +28,8 @@ class Request:
             on its own or on clients on average.
         delta: probability with which a bound may fail, of each client on its own.
         loss: whose risk is bounded; by the task when None: 0-1 of labels, 1 - exp(-e^2) of standardised targets.
-        draws: hypotheses that estimate a risk without closed form.
+        draws: M, hypotheses that estimate a risk without closed form. Where every row can have one of its own, n M
+            losses of n rows are independent, and 200 M of them are enough: more than 200 rows take fewer draws.
         draws_delta: share of delta that the estimate may fail with.
         beta: of the bounds that need one: a number in 1 / unit of the loss, the number of "rows", or its square
             "root"; rows by default of bounds on averages.
@@ -130,7 +131,12 @@ class Request:
         return n.sqrt() if self.beta == "root" else torch.full_like(n, float(self.beta))
 
     def estimate(
-        self, draws: int | None, delta: float, risks: Tensor | None = None, variances: Tensor | None = None
+        self,
+        draws: int | None,
+        delta: float,
+        risks: Tensor | None = None,
+        variances: Tensor | None = None,
+        trials: Tensor | None = None,
     ) -> MonteCarlo | None:
         """The cost of an estimated risk.
 
@@ -139,11 +145,12 @@ class Request:
             delta: of the whole certificate.
             risks: of every draw [M] or [K, M], in the unit of the loss, where they are known.
             variances: of every draw's losses [M] or [K, M], in its square.
+            trials: independent losses behind it [] or [K], where rows have hypotheses of their own.
 
         Returns:
             Its share of delta; None where nothing was estimated.
         """
-        return None if draws is None else MonteCarlo(draws, self.draws_delta * delta, risks, variances)
+        return None if draws is None else MonteCarlo(draws, self.draws_delta * delta, risks, variances, trials)
 
 
 def loss_of(text: str | None) -> BoundedLoss | None:

@@ -138,19 +138,20 @@ class TemperedDraws(TemperedPosterior):
         """
         return (self._categorical(one) for one in self.inner.sample_hypotheses(x, draws, noise))
 
-    def sample_by_row(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
-        """Do as `sample_hypotheses`, with a network for every row where the posterior inside has them.
+    def sample_by_row(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution] | None:
+        """Temper the predictions of each draw, where the posterior inside draws a network for every row.
 
         Args:
             x: inputs [K, N, *feature].
-            draws: as there.
-            noise: as there.
+            draws: S.
+            noise: the clients' streams, which every draw moves on.
 
-        Yields:
-            As there.
+        Returns:
+            Classes of every draw, batch shape [K, N]; None where the posterior inside draws for all rows alone.
         """
-        each = getattr(self.inner, "sample_by_row", self.inner.sample_hypotheses)
-        return (self._categorical(one) for one in each(x, draws, noise))
+        by_row = getattr(self.inner, "sample_by_row", None)
+        each = None if by_row is None else by_row(x, draws, noise)
+        return None if each is None else (self._categorical(one) for one in each)
 
 
 class TemperedList(TemperedPosterior):

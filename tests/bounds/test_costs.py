@@ -31,3 +31,19 @@ def test_an_estimated_risk_is_covered_from_its_one_side_and_red_without_its_slac
         assert bool(missed > stats.binom.isf(1e-6, 20 * WORLDS, delta)) is fails
         if not fails:
             assert missed > 0.9 * delta * 20 * WORLDS  # nothing is left to gain from one side
+
+
+def test_losses_of_rows_with_hypotheses_of_their_own_count_one_by_one_and_only_those() -> None:
+    """Rows of unequal risks p_i, in the mean L^: S draws of n networks each are S n trials, and S of one are S."""
+    rows, draws, delta = 40, 3, 0.05
+    generator = torch.Generator().manual_seed(5)
+    p = torch.rand(rows, generator=generator, dtype=torch.float64) ** 3
+    shape = 4 * WORLDS, draws
+    apart = torch.rand(*shape, rows, generator=generator, dtype=torch.float64) < p
+    one = torch.rand(*shape, 1, generator=generator, dtype=torch.float64) < p  # a network errs on the same rows at once
+    limit = stats.binom.isf(1e-6, 4 * WORLDS, delta)
+    for losses, trials, fails in ((apart, draws * rows, False), (one, draws * rows, True), (one, draws, False)):
+        missed = int((monte_carlo_risk(losses.double().mean((1, 2)), trials, delta) < p.mean()).sum())
+        assert bool(missed > limit) is fails, (trials, missed)
+    tight = monte_carlo_risk(apart.double().mean((1, 2)), draws * rows, delta).mean()
+    assert tight < monte_carlo_risk(one.double().mean((1, 2)), draws, delta).mean() - 0.2

@@ -44,6 +44,8 @@ def test_what_cannot_be_is_refused() -> None:
         (lambda: Premises(tried=1.5), "tried must be at least 1 and a whole number, got 1.5"),  # type: ignore[arg-type]
         (lambda: MonteCarlo(1.5, 0.01), "draws must be at least 1 and a whole number, got 1.5"),  # type: ignore[arg-type]
         (lambda: MonteCarlo(True, 0.01), "draws must be at least 1 and a whole number, got True"),
+        (lambda: MonteCarlo(9, 0.01, trials=8), "trials must be at least the 9 draws, got 8"),
+        (lambda: MonteCarlo(9, 0.01, trials=90.5), "trials must be at least 1 and a whole number"),
         (lambda: LossRange("a loss", 0.0, math.inf), "must be bounded"),
     ):
         with pytest.raises(AssumptionError, match=what):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pacbayes_fl.bounds import ClippedNLL, ClippedSquare, SaturatingSquare, ZeroOne
 from pacbayes_fl.bounds import risk as module
-from pacbayes_fl.bounds.risk import drawn_losses, finite_risks, function_risks, gibbs_losses, gibbs_risk
+from pacbayes_fl.bounds.risk import drawn_by_row, drawn_losses, finite_risks, function_risks, gibbs_losses, gibbs_risk
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.noise import Noise
@@ -190,6 +190,28 @@ def test_hypotheses_by_row_have_the_same_risk() -> None:
     assert ((whole.mean(0) - rows.mean(0)).abs() <= spread).all()
     risk = gibbs_risk(posterior, batch, ZeroOne(), draws, noise(batch), by_row=True).risk
     torch.testing.assert_close(risk, rows.mean(0), rtol=1e-12, atol=0)
+
+
+def test_rows_of_every_block_have_hypotheses_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are alike and stand in two blocks err apart, so that all losses of a draw are independent."""
+    row = random(1, 2, seed=7)
+    batch = ClientBatch.pad([(row.expand(12, 2).clone(), torch.zeros(12, dtype=torch.int64))], ("a",), classes=3)
+    posterior = DrawnByRow(torch.zeros(1, 2, 3, dtype=torch.float64))
+    monkeypatch.setattr(module, "_NUMBERS", 12)
+    draws = torch.cat([*drawn_losses(posterior, batch, ZeroOne(), 400, noise(batch), by_row=True)])
+    assert len(module._blocks(batch)) == 2
+    pairs = torch.corrcoef(draws.T)
+    assert bool((pairs - torch.eye(12)).abs().max() < 5 / 400**0.5)
+    summed = gibbs_losses(posterior, batch, ZeroOne(), 400, noise(batch), by_row=True).rows[0]
+    assert bool((summed[:6] != summed[6:]).any())
+
+
+def test_who_draws_by_row_says_so() -> None:
+    batch = labelled()
+    assert drawn_by_row(DrawnByRow(random(3, 2, 3)), batch, noise(batch))
+    assert not drawn_by_row(Drawn(random(3, 2, 3)), batch, noise(batch)) and not drawn_by_row(
+        object(), batch, noise(batch)
+    )
 
 
 def test_a_posterior_without_hypotheses_by_row_draws_them_for_all_rows() -> None:

@@ -91,9 +91,9 @@ def test_the_draws_that_choose_are_not_those_that_estimate(monkeypatch: pytest.M
     drawn: list[tuple[int, int]] = []
     real = certify_measure._risks
 
-    def watched(posteriors: Any, subset: Any, loss: Any, request: Request, noise: Noise) -> Any:
+    def watched(posteriors: Any, subset: Any, loss: Any, request: Request, noise: Noise, least: int) -> Any:
         drawn.append((noise.round, request.draws))
-        return real(posteriors, subset, loss, request, noise)
+        return real(posteriors, subset, loss, request, noise, least)
 
     monkeypatch.setattr(certify_measure, "_risks", watched)
     certify(replace(train(tiny(SPLIT, "federation.rounds=1")), folder=None), Request("seeger", draws=90))

@@ -17,6 +17,7 @@ from torch import Tensor
 from pacbayes_fl import bounds
 from pacbayes_fl.bounds import BOUNDS, Provenance, SaturatingSquare, ZeroOne, from_record
 from pacbayes_fl.bounds.risk import finite_risks, gibbs_risk
+from pacbayes_fl.certificates import measure
 from pacbayes_fl.certificates.clients import certify, checked
 from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.certificates.rows import UNDECLARED
@@ -227,11 +228,9 @@ def test_classifiers_are_certified_by_draws_from_their_posterior(root: Path, tmp
     assert [line.risk for line in result] == pytest.approx(risk.tolist(), abs=1e-6)
     assert [line.kl for line in result] == pytest.approx(refined.kl.tolist(), rel=1e-4)
     premises = bounds.Premises(Provenance("split"), True)
-    loss, held = ZeroOne(), trained.bound_rows
-    each = torch.stack(
-        [loss(one.logits, held.y).mean(1) for one in refined.posterior.sample_by_row(held.x, 300, drawn)], 1
-    )
-    own = bounds.seeger(risk, refined.kl, 25, 0.025, premises, monte_carlo=bounds.MonteCarlo(300, 0.005, each))
+    held = trained.bound_rows
+    by_row = bounds.MonteCarlo(300, 0.005, trials=torch.full((4,), 7_500))
+    own = bounds.seeger(risk, refined.kl, 25, 0.025, premises, monte_carlo=by_row)
     assert [line.bound for line in result] == pytest.approx(own.value.tolist(), rel=1e-4)
     assert bool(
         (
@@ -556,3 +555,16 @@ def test_a_bound_of_one_s_own_certifies_a_run_as_any_other(opened: Opened) -> No
         checked([table])
     with pytest.raises(AssumptionError, match=r"the bound 'theorem-4.2' needs .*lam, which no run has all of"):
         Request(BOUNDS["theorem-4.2"])
+
+
+def test_the_more_rows_the_fewer_draws_with_hypotheses_of_their_own(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tiny_images(root, SPLIT, "data.options.train=10", "data.options.test=2", "method.zeta=1.0"), tmp_path)
+    monkeypatch.setattr(measure, "_ENOUGH", 10)  # rows of as many draws as are asked for, of 25 that there are
+    table = certify(uncounted(tmp_path), Request(draws=300, posterior="refined"))
+    own, all_rows = from_record(table.certificates["existing"]), from_record(table.summary["existing"])
+    assert (own.terms["mc_draws"].item(), own.terms["mc_trials"].tolist()) == (120, [3_000.0] * 4)
+    assert all_rows.terms["mc_trials"].item() == 12_000 and "mc_risks" not in own.terms
+    spread = certify(uncounted(tmp_path), Request("empirical-bernstein", draws=30, posterior="refined"))
+    assert "mc_trials" not in from_record(spread.certificates["existing"]).terms, "a variance is one network's"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,32 +91,26 @@ class WeightPosterior:
         """
         return self._each(x, draws, noise.copy())
 
-    def sample_by_row(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
+    def sample_by_row(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution] | None:
         """Draw a network for every row, so that averages over rows have the same mean as under `sample_hypotheses`.
 
-        theta_sn ~ q for each row n of a draw s: of independent normal weights and fully connected layers a fraction of
-        the work (`models.weights.layers.fully_connected_by_row`); elsewhere theta_s serves all rows of a draw.
+        theta_sn ~ q for each row n of a draw s, all independent: of independent normal weights and fully connected
+        layers a fraction of the work (`models.weights.layers.fully_connected_by_row`).
 
         Args:
             x: inputs [K, N, *feature].
             draws: S.
-            noise: the clients' streams, left as they are.
+            noise: the clients' streams, which every draw moves on.
 
-        Yields:
-            p(y_n | x_n, theta_sn), batch shape [K, N].
+        Returns:
+            p(y_n | x_n, theta_sn) of every draw, batch shape [K, N]; None where weights or layers are others.
         """
-        prepare, drawn = getattr(self.model, "observation_by_row", None), None
-        if prepare is not None and isinstance(self.family, MeanField):
-            with torch.no_grad():
-                drawn = prepare(self.family.loc, self.family.scale, rows_of(x, noise))
-        if drawn is None:
-            yield from self.sample_hypotheses(x, draws, noise)
-            return
-        noise = noise.copy()
-        for _ in range(draws):
-            with torch.no_grad():
-                result = drawn(noise.normal_by_row)
-            yield result
+        prepare = getattr(self.model, "observation_by_row", None)
+        if prepare is None or not isinstance(self.family, MeanField):
+            return None
+        with torch.no_grad():
+            drawn = prepare(self.family.loc, self.family.scale, rows_of(x, noise))
+        return None if drawn is None else (_without_gradients(drawn, noise.normal_by_row) for _ in range(draws))
 
     def _each(self, x: Tensor, draws: int, noise: Noise, std: float = 1.0) -> Iterator[TorchDistribution]:
         rows, family = rows_of(x, noise), self.family
@@ -128,6 +122,13 @@ class WeightPosterior:
                 theta = family.weights(draw if std == 1.0 else draw * std)
                 result = self.model.observation(theta, rows, self.reference)
             yield result
+
+
+def _without_gradients(
+    drawn: Callable[[Callable[[Tensor], Tensor]], TorchDistribution], normal: Callable[[Tensor], Tensor]
+) -> TorchDistribution:
+    with torch.no_grad():
+        return drawn(normal)
 
 
 def rows_of(x: Tensor, noise: Noise) -> ClientBatch:

@@ -188,6 +188,7 @@ def test_an_observation_of_another_kind_is_a_mixture_of_its_own() -> None:
 
 def by_row(model: BayesianMLP, q: Any, draws: int, engine: Engine = "philox", x: Tensor = X) -> Tensor:
     each = WeightPosterior(model, q, 1, Noise(3, 0, IDS)).sample_by_row(x, draws, Noise(3, 0, IDS, engine=engine))
+    assert each is not None
     return torch.stack([one.logits if isinstance(one, distributions.Categorical) else one.mean for one in each])
 
 
@@ -226,14 +227,14 @@ def test_draws_by_row_do_not_depend_on_padding_or_other_clients(engine: Engine) 
     torch.testing.assert_close(by_row(REGRESSION, q, 2, engine, wide)[:, :, :N], whole, rtol=1e-12, atol=1e-14)
     alone = WeightPosterior(REGRESSION, MeanField(q.loc[1:2], q.rho[1:2]), 1, Noise(3, 0, IDS[1:2]))
     each = alone.sample_by_row(X[1:2], 2, Noise(3, 0, IDS[1:2], engine=engine))
+    assert each is not None
     torch.testing.assert_close(torch.stack([one.mean for one in each]), whole[:, 1:2], rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("kind", ["spike-slab", "point"])
-def test_other_families_draw_networks_that_serve_all_rows(kind: str) -> None:
-    q, noise = family(kind, LABELS), Noise(3, 0, IDS)
-    whole = [one.logits for one in WeightPosterior(LABELS, q, 1, noise).sample_hypotheses(X, 3, noise)]
-    assert torch.equal(by_row(LABELS, q, 3), torch.stack(whole))
+def test_other_families_do_not_draw_by_row(kind: str) -> None:
+    noise = Noise(3, 0, IDS)
+    assert WeightPosterior(LABELS, family(kind, LABELS), 1, noise).sample_by_row(X, 3, noise) is None
 
 
 class Tanh(BayesianMLP):
@@ -245,8 +246,14 @@ class Tanh(BayesianMLP):
         return hidden @ w1 + b1.unsqueeze(1)
 
 
-def test_a_network_of_one_s_own_draws_for_all_rows() -> None:
+def test_a_network_of_one_s_own_does_not_draw_by_row() -> None:
     model, noise = Tanh(LABELS.sizes, LABELS.likelihood, torch.float64), Noise(3, 0, IDS)
-    q = family("mean-field", model)
-    whole = [one.logits for one in WeightPosterior(model, q, 1, noise).sample_hypotheses(X, 3, noise)]
-    assert torch.equal(by_row(model, q, 3), torch.stack(whole))
+    assert WeightPosterior(model, family("mean-field", model), 1, noise).sample_by_row(X, 3, noise) is None
+
+
+def test_draws_by_row_move_the_streams_on() -> None:
+    """Blocks of rows that are read one after the other have networks that are independent of one another's."""
+    noise, posterior = Noise(3, 0, IDS), WeightPosterior(LABELS, family("mean-field", LABELS), 1, Noise(3, 0, IDS))
+    either = [posterior.sample_by_row(X, 1, noise) for _ in range(2)]
+    first, second = (next(each).logits for each in either if each is not None)
+    assert not torch.isclose(first, second).any()
