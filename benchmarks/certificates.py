@@ -1,9 +1,9 @@
 """Certificates of all methods, before and after: `python -m benchmarks.certificates --out runs/certificates`.
 
 "Before" is Seeger's bound of the refined posterior at all of delta, its risk estimated by kl^-1 of the draws' mean,
-with nothing beside it. "After" is what `certify` gives: the best posterior, draws paid for by betting, and the hold-out
-bound of the deployed predictor, at half of delta each. Both are of the same run and the same rows; a run that is there
-is certified again and not trained again.
+with nothing beside it. "After" is what `certify` gives: the best posterior, draws paid for by what is independent in
+them, and the hold-out bound of the deployed predictor, at half of delta each. Both are of the same run and the same
+rows; a run that stands there is certified again, not trained again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def ran(study: str, method: str | None, seed: int, out: Path) -> tuple[Path, flo
 
 
 def before(table: CertifiedRun) -> list[float]:
-    """Bounds of the clients' refined posteriors as they were before draws were paid for by betting.
+    """Bounds of the clients' refined posteriors as they were while draws were paid for as coins.
 
     Args:
         table: of a request for the refined posterior without a hold-out bound.
@@ -72,7 +72,7 @@ def before(table: CertifiedRun) -> list[float]:
     terms, estimate = certificate.terms, None
     if "mc_draws" in terms:
         share = certificate.delta_split["Monte Carlo"]
-        estimate = bounds.MonteCarlo(int(terms["mc_draws"]), share)
+        estimate = bounds.MonteCarlo(fl.Request().draws, share)
     numbers = (terms["risk"], terms["kl"], terms["n"], table.delta, certificate.premises)
     values: list[float] = bounds.seeger(*numbers, monte_carlo=estimate).value.tolist()
     return values
