@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -117,12 +118,23 @@ def _target(result: Result, study: JsonMapping) -> str:
     if result.task == "classification":
         count = result.labels.get("classes")
         return f"It classifies rows into {count} classes." if count else "It classifies rows."
-    names = [str(name) for name in result.labels.get("feature_name", ())]
+    names = _features([str(name) for name in result.labels.get("feature_name", ())])
     unit = str(result.labels.get("target_unit", ""))
     target = str(result.labels.get("target_name", "the target")) + (f" in {unit}" if unit not in ("", "1") else "")
     from_ = f" from {len(names)} feature{'s' if len(names) > 1 else ''} ({listed(names, _NAMED)})" if names else ""
     transform = _given(study.get("data", {}).get("transform"))
     return f"It predicts {target}{from_}{f', learned as {transform}' if transform else ''}."
+
+
+def _features(names: Sequence[str]) -> list[str]:
+    """Name the features of a table once by column, also where "column=word" is a feature for each of its words."""
+    words = Counter(name.partition("=")[0] for name in names if "=" in name)
+
+    def named(name: str) -> str:
+        column, equals, _ = name.partition("=")
+        return f"{column} of {words[column]} words" if equals and words[column] > 1 else name
+
+    return [*dict.fromkeys(map(named, names))]
 
 
 def _scored(result: Result) -> str:

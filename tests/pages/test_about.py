@@ -34,6 +34,12 @@ def test_the_paragraph_says_who_what_and_how(numbers: Result, labelled: Result) 
     assert "test rows" not in served
 
 
+def test_words_of_a_column_are_one_feature(numbers: Result) -> None:
+    names = ["kWp", "roof=flat", "roof=gable", "roof=hip", "town=Bern", "a=b", "roof"]
+    said = about.paragraph(replace(numbers, labels={**numbers.labels, "feature_name": names}), {})
+    assert "from 5 features (kWp, roof of 3 words, town=Bern, a=b, roof)" in said
+
+
 def test_warnings_are_those_of_the_run_and_those_of_its_numbers(numbers: Result, labelled: Result) -> None:
     row = ClientRow(99, "odd", "new", 3, {"rsmse": float("inf")})
     result = replace(numbers, clients=(*numbers.clients, row), labels={**numbers.labels, "fell_back": ["round 7"]})
