@@ -34,7 +34,7 @@ Formula = Callable[[Terms], Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class MonteCarlo:
-    """A number that was estimated by independent draws from the posterior, each evaluated on all rows.
+    """A number that was estimated by independent draws from the posterior.
 
     It is an empirical risk, or, for draws of priors from a hyper-posterior, an average of clients' free energies.
 
@@ -44,7 +44,7 @@ class MonteCarlo:
         risks: of every draw [M] or [K, M], in the unit of the loss, whose mean the risk is: what is paid follows from
             how little they differ (`costs.drawn_risk`). None where the mean alone is known.
         trials: independent losses whose mean the risk is, [] or [K]: M n where each of n rows has a hypothesis of its
-            own in every draw. None where a draw is one hypothesis for all rows.
+            own in every draw. None where a draw is one hypothesis that is evaluated on all rows.
         variances: of every draw's losses over the rows [M] or [K, M], in the squared unit of the loss, for bounds by
             the variance. None where their mean alone is known.
 
@@ -233,8 +233,8 @@ def certify(
     """Build a certificate: split delta, compute the value, collect the violated assumptions.
 
     The formula is given, beside the terms, "low" and "high" of the loss, "delta" of the bound itself, "factor" of the
-    predictor, and where they apply "epsilon", "prior_rows" or "prior_delta", "mc_draws", "mc_delta", "mc_trials",
-    "mc_risks" and "mc_variances".
+    predictor, and where they apply "epsilon", "prior_rows" or "prior_delta", "mc_draws", "mc_delta", "mc_risks" and
+    "mc_variances". Of a risk with trials they are the "mc_draws", for whose number it pays.
 
     Args:
         theorem: which bound.
@@ -260,7 +260,7 @@ def certify(
     if monte_carlo is not None:
         extra["mc_draws"] = monte_carlo.draws
         if monte_carlo.trials is not None and "risk" in terms:
-            extra["mc_trials"] = monte_carlo.trials
+            extra["mc_draws"] = _trials(monte_carlo.trials, monte_carlo.draws, terms)
         elif monte_carlo.risks is not None and "risk" in terms:
             risks = checked("risks of draws", monte_carlo.risks, premises.loss.low, premises.loss.high)
             extra["mc_risks"] = grouped(risks)
@@ -287,6 +287,15 @@ def certify(
         premises,
         (*premises.broken(), *reasons),
     )
+
+
+def _trials(given: Number, draws: int, terms: Mapping[str, Tensor]) -> Tensor:
+    """Independent losses behind a risk, of which there is one a row and draw at most."""
+    trials, most, like = whole("trials", given), draws * terms["n"], terms["risk"]
+    if trials.dim() > like.dim() or bool((trials.to(most.device) > most).any()):
+        what = f"trials must be at most the draws times the rows, {most.tolist()}, got {trials.tolist()}"
+        raise AssumptionError(what, hint="one number for an average of clients")
+    return trials
 
 
 def trivial_bound(certificate: Certificate, risk: Number) -> Tensor:

@@ -411,8 +411,8 @@ def unit_risk(terms: Terms) -> Tensor:
     """Empirical risk [] or [K] as of a loss in [0, 1], with what its estimation from draws costs."""
     if "mc_risks" in terms:
         return drawn_risk(unit_of(terms["mc_risks"], terms), terms["mc_draws"], terms["mc_delta"])
-    unit, trials = unit_of(terms["risk"], terms), terms.get("mc_trials", terms.get("mc_draws"))
-    return unit if trials is None else monte_carlo_risk(unit, trials, terms["mc_delta"])
+    unit = unit_of(terms["risk"], terms)
+    return monte_carlo_risk(unit, terms["mc_draws"], terms["mc_delta"]) if "mc_draws" in terms else unit
 
 
 def in_units(unit: Tensor, terms: Terms) -> Tensor:

@@ -30,7 +30,8 @@ def size_weighted(
 
     The hypothesis is the tuple of the clients' hypotheses, its posterior and its prior are products, and its empirical
     risk is an average of N independent losses that are not alike: these have no larger E exp(N kl(L^ || L)) than N
-    that are (Hoeffding 1956, Theorem 3). One draw of the tuple, a hypothesis a client, is one draw of `monte_carlo`.
+    that are (Hoeffding 1956, Theorem 3). One draw of the tuple, a hypothesis a client, is one draw of `monte_carlo`;
+    where every row has one of its own, the trials of all clients together are its trials.
 
     Args:
         risk: empirical risks [K], in the unit of the loss.

@@ -65,14 +65,15 @@ class Measured(NamedTuple):
         log_z: ln Z of the exact Gibbs posterior [K], where that is certified.
         draws: hypotheses that were drawn, if any.
         rows: all rows of the bound [K], by which a beta is fixed: which of them count depends on their values.
-        risks: empirical ones of every draw [K, M], if any of one hypothesis for all rows.
+        risks: empirical ones of every draw [K, M], if any that did not count row by row.
         losses: of the predictor that was fixed before the rows [K, N]: of n rows that count, then of those that may.
         doubtful: how many may [K].
         share: how far each posterior is on the way from the prior, 0, to the refined one, 1 [K].
         variance: of the losses over rows, averaged over hypotheses, or an upper bound of it [K]; NaN where no bound
             asks for it, as `log_ratio`.
         log_ratio: ln dQ/dP at the network that was drawn [K], in nats; the risks are then those of this network.
-        trials: independent losses behind the risk [K], where rows have hypotheses of their own; None elsewhere.
+        trials: independent losses behind the risk [K], where rows have hypotheses of their own and all of them count;
+            None elsewhere.
         variances: of every draw's losses [K, M], if any.
         network: weights of that network [K, D].
     """
@@ -151,7 +152,7 @@ class _Columns(NamedTuple):
 class _Risk(NamedTuple):
     """Empirical risk and variance of a posterior [k], and of every draw [k, M] where some had to be drawn.
 
-    Where rows had hypotheses of their own there are the trials [k] instead of these; they are NaN elsewhere.
+    Where rows had hypotheses of their own, and all count, there are the trials [k] instead of these; else NaN.
     """
 
     risk: Tensor
@@ -179,7 +180,8 @@ def measure(trained: Trained, group: BoundRows, loss: BoundedLoss, request: Requ
     losses = torch.zeros(group.rows.mask.shape, dtype=torch.float64, device=device)
     each: list[list[Tensor]] = [[torch.empty(0)] * clients for _ in range(_NUMBERS, len(_Columns._fields) - 1)]
     fixed, beside = request.record.fixed, request.shares[1] > 0
-    least = 0 if bool(group.repeats.left_out.any()) else int(group.rows.size.min())
+    sizes = group.rows.size[group.rows.size > 0]
+    least = 0 if bool(group.repeats.left_out.any()) or not len(sizes) else int(sizes.min())
 
     def work(prior: object, subset: BoundRows) -> _Columns:
         refining, drawing, choosing = (
@@ -218,7 +220,8 @@ def measure(trained: Trained, group: BoundRows, loss: BoundedLoss, request: Requ
             losses[index, : own.shape[1]] = own
     risk, kl, test_risk, log_z, share, *more, trials = (column.cpu() for column in columns)
     risks, *others = (torch.stack(several) if all(len(one) for one in several) else None for several in each)
-    by_row = bool(trials.isfinite().all())
+    by_row = bool(trials.isfinite().any())
+    trials = trials.nan_to_num(request.draws)  # of whoever has one network for all rows, or no rows
     draws = request.draws if risks is not None else _fewer(request.draws, least) if by_row else None
     exact = log_z if request.record.posterior == "exact Gibbs" else None
     ordered, doubtful = (one.cpu() for one in group.repeats.ordered(losses))

@@ -29,7 +29,8 @@ class Request:
         delta: probability with which a bound may fail, of each client on its own.
         loss: whose risk is bounded; by the task when None: 0-1 of labels, 1 - exp(-e^2) of standardised targets.
         draws: M, hypotheses that estimate a risk without closed form. Where every row can have one of its own, n M
-            losses of n rows are independent, and 200 M of them are enough: more than 200 rows take fewer draws.
+            losses of n rows are independent, and 200 M of them are enough: a group whose clients all have more than 200
+            rows takes fewer draws.
         draws_delta: share of delta that the estimate may fail with.
         beta: of the bounds that need one: a number in 1 / unit of the loss, the number of "rows", or its square
             "root"; rows by default of bounds on averages.

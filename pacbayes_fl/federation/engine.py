@@ -65,9 +65,10 @@ def rounds(
     the server's parameters is above diverges_at max(1, that of the start); or the objective is worse than that of the
     start theta^0 by more than diverges_at max(1 nat per row, that of the start); or, where the server takes a mean, one
     client's step is longer than diverges_at times the median of the others' and of every round before, or 30 times that
-    of the others in three rounds in a row (by as much more as it has more rows than the median client). Of a method
-    without a learning rate only finite numbers are asked for. In private rounds only the server's state is looked at,
-    which is a function of the releases; the cost of an undone round stays.
+    of the others in three rounds in a row (by as much more as it has more rows than the median client), or in thirty
+    where it is no longer than was usual in an earlier round. Of a method without a learning rate only finite numbers
+    are asked for. In private rounds only the server's state is looked at, which is a function of the releases; the cost
+    of an undone round stays.
 
     Args:
         method: the algorithm.

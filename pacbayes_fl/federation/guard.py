@@ -23,6 +23,9 @@ REMARKED = 30.0
 IN_A_ROW = 3
 """Rounds in a row in which one client may be remarked before it has steered the server for long enough."""
 
+AT_REST = 30
+"""The same for steps that are no longer than were usual in earlier rounds: one that loses its fit finds it again."""
+
 
 class Outcome(NamedTuple):
     """Numbers of a round on the host.

@@ -12,6 +12,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.errors import NumericalError, PrivacyError, caller_stacklevel
 from pacbayes_fl.federation.federation_state import FederationState, start
 from pacbayes_fl.federation.guard import (
+    AT_REST,
     IN_A_ROW,
     STANDS_OUT,
     Culprit,
@@ -79,9 +80,10 @@ class DivergenceGuard:
                 return Trouble(steered)
             watch = played.state.watch
             if watch.times >= IN_A_ROW and watch.steps is not None and watch.steps.whose == watch.alone:
-                step = f"client {watch.alone!r} sent a step {lengths(watch.steps)}"
-                if watch.steps.largest > before.watch.usual:  # else one that still trains among others at rest
-                    return Trouble(f"{step}, for the {IN_A_ROW}rd round in a row")
+                at_rest = watch.steps.largest <= before.watch.usual  # one that still trains where others do not
+                if not at_rest or watch.times >= AT_REST:
+                    step = f"client {watch.alone!r} sent a step {lengths(watch.steps)}"
+                    return Trouble(f"{step}, for {watch.times} rounds in a row")
         text = self._divergence(outcome)
         return None if text is None else Trouble(text, diverged=True)
 

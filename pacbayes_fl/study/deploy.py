@@ -108,7 +108,7 @@ def deploy(
 
 def _environment(nodes: int) -> dict[str, str]:
     """All nodes compute at once here, so that each takes its share of the processors where nobody says otherwise."""
-    return {**commands.ENVIRONMENT, _THREADS: os.environ.get(_THREADS, str(shared(nodes)))}
+    return {**commands.ENVIRONMENT, _THREADS: os.environ.get(_THREADS) or str(shared(nodes))}
 
 
 def _command(study: Path, folder: Path, clients: Sequence[str]) -> list[str]:

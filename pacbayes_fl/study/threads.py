@@ -38,6 +38,7 @@ def shared(processes: int) -> int:
         processes: their number.
 
     Returns:
-        An equal share of the machine's processors, one at least.
+        An equal share of the processors that this process may use, one at least.
     """
-    return max(1, (os.cpu_count() or 1) // processes)
+    affinity = getattr(os, "sched_getaffinity", None)  # not on every system
+    return max(1, (len(affinity(0)) if affinity else os.cpu_count() or 1) // processes)

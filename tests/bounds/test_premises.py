@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from pacbayes_fl.bounds.certificate import MonteCarlo
 from pacbayes_fl.bounds.client import seeger
 from pacbayes_fl.bounds.losses import LossRange
 from pacbayes_fl.bounds.premises import Premises, Provenance
+from pacbayes_fl.bounds.size_weighted import size_weighted
 from pacbayes_fl.errors import AssumptionError
 
 FINE = Premises(Provenance("split"), independent=True)
+BY_ROW = MonteCarlo(9, 0.01, trials=torch.full((2,), 450))
 
 
 def test_nothing_said_is_nothing_certified() -> None:
@@ -46,6 +49,14 @@ def test_what_cannot_be_is_refused() -> None:
         (lambda: MonteCarlo(True, 0.01), "draws must be at least 1 and a whole number, got True"),
         (lambda: MonteCarlo(9, 0.01, trials=8), "trials must be at least the 9 draws, got 8"),
         (lambda: MonteCarlo(9, 0.01, trials=90.5), "trials must be at least 1 and a whole number"),
+        (
+            lambda: seeger(0.1, 1.0, 100, 0.05, FINE, monte_carlo=MonteCarlo(9, 0.01, trials=901)),
+            "trials must be at most the draws times the rows, 900.0, got 901",
+        ),
+        (
+            lambda: size_weighted(*[torch.full((2,), 0.1)] * 2, torch.full((2,), 50), 0.05, FINE, monte_carlo=BY_ROW),
+            "trials must be at most the draws times the rows, 900.0, got .450.0, 450.0.",
+        ),
         (lambda: LossRange("a loss", 0.0, math.inf), "must be bounded"),
     ):
         with pytest.raises(AssumptionError, match=what):

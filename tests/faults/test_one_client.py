@@ -307,9 +307,10 @@ def test_one_that_still_trains_among_others_at_rest_ends_no_run() -> None:
     """Its step is hundreds of times the others', and shorter than all were in the first round."""
     batch, plan, method = federation(1), FederationPlan(rounds=8, seed=1), from_recipe(METHODS["pac-pfl"], 1)
     for client in batch.ids:
-        method = Poisoned(method, client, 0.2 if client == batch.ids[3] else 1e-3, tuple(range(2, 9)))
+        method = Poisoned(method, client, 0.2 if client == batch.ids[3] else 1e-3, tuple(range(2, 36)))
     records, error = ended(method, batch, plan)
     assert error is None and [record.undone for record in records] == [()] * 8
+    assert ended(method, batch, replace(plan, rounds=35))[1] is not None, "not for ever"
     last = records[-1].steps
     assert last is not None and last.whose == "client_03" and last.largest > 100 * last.median
 

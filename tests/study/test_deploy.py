@@ -49,8 +49,12 @@ def test_a_worker_has_the_threads_of_its_study_and_else_its_share_of_the_process
         study = replace(STUDY, federation=replace(STUDY.federation, threads=count))
         work_as_node(study, tmp_path / "node", ["poly_03"], None, lambda _: None, once)
     assert (seen, torch.get_num_threads()) == ([before + 1, before + 2], before)
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {*range(8)}, raising=False)
     assert [shared(nodes) for nodes in (1, 3, 8, 20)] == [8, 2, 1, 1]
+    for said, threads in (("", "2"), ("5", "5")):
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+        assert deployment._environment(3)["OMP_NUM_THREADS"] == threads
+    monkeypatch.delattr("os.sched_getaffinity")
     monkeypatch.setattr("os.cpu_count", lambda: None)
     assert shared(3) == 1
 

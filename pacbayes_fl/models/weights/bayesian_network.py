@@ -152,10 +152,10 @@ class BayesianMLP(BayesianNetwork):
 
         Returns:
             A function that takes standard normals in the shape of a tensor [K, N, *] and gives distributions of batch
-            shape [K, N]; None of a subclass that computes something else.
+            shape [K, N]; None of a subclass that computes something else, or ties weights.
         """
-        own = type(self)
-        if own.forward is not BayesianMLP.forward or own.observation is not BayesianMLP.observation:
+        own, names = type(self), ("forward", "observation", "unflatten")
+        if any(getattr(own, name) is not getattr(BayesianMLP, name) for name in names):
             return None
         x, both = rows.x.flatten(2).to(self.dtype), (self.unflatten(loc), self.unflatten(scale))
         outputs = fully_connected_by_row(x, *both, len(self.sizes) - 1)

@@ -246,8 +246,16 @@ class Tanh(BayesianMLP):
         return hidden @ w1 + b1.unsqueeze(1)
 
 
-def test_a_network_of_one_s_own_does_not_draw_by_row() -> None:
-    model, noise = Tanh(LABELS.sizes, LABELS.likelihood, torch.float64), Noise(3, 0, IDS)
+class Tied(BayesianMLP):
+    """Units of a layer that share their weights: they are not independent given their inputs."""
+
+    def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
+        return {site: leaf[..., :1].expand_as(leaf) for site, leaf in super().unflatten(flat).items()}
+
+
+@pytest.mark.parametrize("kind", [Tanh, Tied])
+def test_a_network_of_one_s_own_does_not_draw_by_row(kind: type[BayesianMLP]) -> None:
+    model, noise = kind(LABELS.sizes, LABELS.likelihood, torch.float64), Noise(3, 0, IDS)
     assert WeightPosterior(model, family("mean-field", model), 1, noise).sample_by_row(X, 3, noise) is None
 
 
