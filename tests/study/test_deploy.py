@@ -27,7 +27,6 @@ from pacbayes_fl.study.node import StudyNode
 from pacbayes_fl.study.node_folder import NodeFolder
 from pacbayes_fl.study.run import run
 from pacbayes_fl.study.served import serve
-from pacbayes_fl.study.threads import shared
 from pacbayes_fl.testing.scene import assert_close
 from tests.deployed import Owners, free, needs_flower, rounds_in, server_of, study_of, until
 
@@ -50,13 +49,9 @@ def test_a_worker_has_the_threads_of_its_study_and_else_its_share_of_the_process
         work_as_node(study, tmp_path / "node", ["poly_03"], None, lambda _: None, once)
     assert (seen, torch.get_num_threads()) == ([before + 1, before + 2], before)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {*range(8)}, raising=False)
-    assert [shared(nodes) for nodes in (1, 3, 8, 20)] == [8, 2, 1, 1]
     for said, threads in (("", "2"), ("5", "5")):
         monkeypatch.setenv("OMP_NUM_THREADS", said)
         assert deployment._environment(3)["OMP_NUM_THREADS"] == threads
-    monkeypatch.delattr("os.sched_getaffinity")
-    monkeypatch.setattr("os.cpu_count", lambda: None)
-    assert shared(3) == 1
 
 
 def test_a_worker_answers_one_message_or_as_many_as_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
