@@ -64,7 +64,7 @@ class BNFed(PointEstimate[Server, Server, Client, Update]):
     local: LocalDescent = part(
         LocalDescent,
         paper={
-            "rate": Paper(0.5, "pFedBayes journal, Table 6"),
+            "rate": Paper(0.5, "pFedBayes journal, Table 6; too large for plain steps: all units die"),
             "optimiser": Paper("sgd", "pFedBayes journal, section 6.2"),
         },
     )
