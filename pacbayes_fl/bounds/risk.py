@@ -259,17 +259,20 @@ def drawn_by_row(posterior: object, batch: ClientBatch, noise: Noise) -> bool:
     Returns:
         Whether they have where that is asked for (`gibbs_losses`).
     """
-    each = getattr(posterior, "sample_by_row", None)
-    return each is not None and each(batch.x[:, :1], 1, noise.copy()) is not None
+    return _by_row(posterior, batch.x[:, :1], 1, noise.copy()) is not None
 
 
 def _draws(
     posterior: SampledPosterior, x: Tensor, draws: int, noise: Noise, by_row: bool
 ) -> Iterator[TorchDistribution]:
     """Draw hypotheses: one for each row where that is asked for and known, else the same for every block of rows."""
-    by = getattr(posterior, "sample_by_row", None) if by_row else None
-    each = None if by is None else by(x, draws, noise)
+    each = _by_row(posterior, x, draws, noise) if by_row else None
     return posterior.sample_hypotheses(x, draws, noise.copy()) if each is None else each
+
+
+def _by_row(posterior: object, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution] | None:
+    each = getattr(posterior, "sample_by_row", None)
+    return None if each is None else each(x, draws, noise)
 
 
 def _blocks(batch: ClientBatch) -> list[ClientBatch]:

@@ -110,7 +110,7 @@ class WeightPosterior:
             return None
         with torch.no_grad():
             drawn = prepare(self.family.loc, self.family.scale, rows_of(x, noise))
-        return None if drawn is None else (_without_gradients(drawn, noise.normal_by_row) for _ in range(draws))
+        return None if drawn is None else _by_row(drawn, draws, noise)
 
     def _each(self, x: Tensor, draws: int, noise: Noise, std: float = 1.0) -> Iterator[TorchDistribution]:
         rows, family = rows_of(x, noise), self.family
@@ -124,11 +124,13 @@ class WeightPosterior:
             yield result
 
 
-def _without_gradients(
-    drawn: Callable[[Callable[[Tensor], Tensor]], TorchDistribution], normal: Callable[[Tensor], Tensor]
-) -> TorchDistribution:
-    with torch.no_grad():
-        return drawn(normal)
+def _by_row(
+    drawn: Callable[[Callable[[Tensor], Tensor]], TorchDistribution], draws: int, noise: Noise
+) -> Iterator[TorchDistribution]:
+    for _ in range(draws):
+        with torch.no_grad():  # not around the loop, as in `_each`
+            result = drawn(noise.normal_by_row)
+        yield result
 
 
 def rows_of(x: Tensor, noise: Noise) -> ClientBatch:

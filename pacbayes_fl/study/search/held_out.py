@@ -219,10 +219,8 @@ def _after_training(
             study, notes[asked.key] = _unchosen(study, asked, candidates(study, asked)[0])
         return study, notes
     wanted = {one.option: candidates(study, one) for one in _later(study)}
-    (result, below_chance), rule = (
-        _trial(study, spared.dataset, study.plan.rounds, wanted),
-        _words(study.plan.rounds, spared),
-    )
+    result, below_chance = _trial(study, spared.dataset, study.plan.rounds, wanted)
+    rule = _words(study.plan.rounds, spared)
     for one in result:
         tell(", ".join(f"{name}={value}" for name, value in one.values.items()) or "temperature=1.0", one.score)
     _doubt(below_chance, spared)
