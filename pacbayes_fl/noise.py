@@ -291,13 +291,19 @@ class Noise:
         subset._draw = self._draw
         return subset
 
-    def fork(self) -> Noise:
+    def fork(self, place: int = 0) -> Noise:
         """Give streams of the same clients that will not meet these: for work that some clients of a call have alone.
 
         What those draw moves nobody's later numbers. A fork is not to be forked again.
+
+        Args:
+            place: of several forks, below 2**11, which do not meet within 2**20 draws each.
+
+        Returns:
+            The streams.
         """
         twin = self.copy()
-        twin._draw += 1 << 31
+        twin._draw += (1 << 31) + (place << 20)
         return twin
 
     def shared(self) -> Noise:

@@ -315,6 +315,8 @@ def test_a_copy_draws_what_comes_next_and_a_fork_something_else(engine: Engine) 
     alone = Noise(3, 9, IDS[1:2], engine=engine)
     alone.normal(like(1, 2))
     assert torch.equal(alone.fork().weights(like(1, 4))[0], drawn[2][1])  # also by client
+    several = torch.cat([drawn[2], *(noise.fork(place).weights(like(5, 4)) for place in (1, 2, 2047))]).flatten()
+    assert len(several.unique()) == len(several)
 
 
 @both

@@ -99,8 +99,13 @@ def drawn_risk(risks: Tensor, draws: Number, delta: Number) -> Tensor:
 
     L^ <= max {m : mean_g prod_j (1 + g (m - r_j) / (1 - m)) <= 1 / delta},  r_j the risk of draw j, g in (0, 1)
 
-    The draws are independent given the rows, each r_j in [0, 1] has mean L^, and no more is used. `monte_carlo_risk`
-    pays for draws that could each be right or wrong; a draw is an average over all rows, and such hardly differ.
+    The draws are independent given the rows, each r_j is in [0, 1], L^ is the mean of their means m_j, and no more is
+    used: by the inequality of arithmetic and geometric means
+
+    E prod_j (1 + g (L^ - r_j) / (1 - L^)) = prod_j (1 + g (L^ - m_j) / (1 - L^)) <= 1.
+
+    So draws may look at different rows, as long as all count alike together. `monte_carlo_risk` pays for draws that
+    could each be right or wrong; a draw is an average over many rows, and such hardly differ.
 
     Args:
         risks: of groups of draws [*, V], each of M / V draws that have no larger risk (`betting.grouped`).

@@ -2,12 +2,14 @@
 
 A risk is exact where the posterior is over Gaussian functions or finitely many hypotheses; elsewhere it is an average
 over hypotheses that are drawn, and the bound has to pay for the estimate. A draw is one hypothesis that is tried on all
-rows, or one for each row: both have the Gibbs risk as their mean, and draws of either kind are independent.
+rows, or on some (`in_parts`), or one for each row: all have the Gibbs risk as their mean, over parts where there are
+any, and draws of every kind are independent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -128,6 +130,32 @@ def drawn_losses(
     each = [_draws(posterior, rows.x, draws, noise, by_row) for rows in blocks]
     for ones in zip(*each, strict=True):
         yield torch.cat([_losses(one, rows, loss).double() for one, rows in zip(ones, blocks, strict=True)], 1)
+
+
+def in_parts(batch: ClientBatch, parts: int) -> list[tuple[ClientBatch, Tensor]]:
+    """Deal every client's rows out, with weights that make the mean over parts of weighted losses their mean over rows.
+
+    Of n rows a part gets every so manieth, floor(n / parts) in all, at parts / n each, and all that remain at 1 / n.
+
+    Args:
+        batch: rows of the K clients.
+        parts: their number V.
+
+    Returns:
+        Of each part its rows [K, n'], and weights [K, n'], float64, that sum to 1; NaN for a client without rows.
+    """
+    size = batch.size.long().to(batch.x.device).unsqueeze(1)
+    each, left = size // parts, size % parts
+    at = torch.arange(int((each + left).max()), device=size.device)
+    dealt, real = at < each, at < each + left
+    unit = torch.where(size > 0, 1.0 / size.double(), torch.nan)
+    weights = torch.where(real, torch.where(dealt, parts, 1) * unit, unit * 0.0)
+    result = []
+    for part in range(parts):
+        index = torch.where(dealt, part + parts * at, parts * each + at - each)
+        rows = batch.rows(torch.where(real, index, 0))
+        result.append((replace(rows, mask=real), weights))
+    return result
 
 
 def predicted_losses(posterior: Any, batch: ClientBatch, loss: BoundedLoss) -> Tensor:

@@ -20,6 +20,7 @@ from pacbayes_fl.bounds.risk import (
     finite_risks,
     gibbs_losses,
     gibbs_risk,
+    in_parts,
     predicted_losses,
 )
 from pacbayes_fl.certificates.choice import PILOT, Candidate, candidates, choose, merged, rewrapped, unwrapped
@@ -50,7 +51,7 @@ _FAR = 1e9  # nats, of what is no candidate
 
 _TEST_DRAWS = 10  # of a risk that is shown and bounds nothing
 
-_ENOUGH = 200  # rows with hypotheses of their own, of as many draws as are asked for: .002 of a risk of .05
+_ENOUGH = 200  # rows that a draw looks at, of as many draws as are asked for: .002 of a risk of .05
 
 
 class Measured(NamedTuple):
@@ -314,6 +315,11 @@ def _fewer(draws: int, least: int) -> int:
     return min(draws, -(-_ENOUGH * draws // max(1, least)))
 
 
+def _parts(draws: int, least: int) -> int:
+    """Parts of the rows for as many draws each, where one hypothesis serves all rows: the more rows the more parts."""
+    return max((parts for parts in range(1, draws + 1) if not draws % parts and parts * _ENOUGH <= least), default=1)
+
+
 def _risks(
     posteriors: Sequence[object],
     subset: BoundRows,
@@ -336,18 +342,24 @@ def _risks(
         return [_Risk(risk, torch.full_like(risk, math.nan), draws * size) for risk in means]
     risks: list[list[Tensor]] = [[] for _ in posteriors]
     variances: list[list[Tensor]] = [[] for _ in posteriors]
-    noise = drawing.shared()
-    each = [
-        drawn_losses(cast(SampledPosterior, one), rows, loss, request.draws, noise.copy(), by_row=not spread)
-        for one in posteriors
-    ]
-    for ones in zip(*each, strict=True):
-        for place, one in enumerate(ones):
-            risks[place].append(one.sum(1) / size if plain else repeats.risk(one))
-            if spread:
-                mean = risks[place][-1]
-                squares = torch.where(rows.mask, one - mean.unsqueeze(1), 0.0).square().sum(1) / size
-                variances[place].append(squares if plain else _largest_variance(mean, loss))
+    parts = [(rows, 1.0 / size.double().unsqueeze(1))]
+    if not spread and (count := _parts(request.draws, least)) > 1:
+        parts = in_parts(rows, count)
+    for part, (own_rows, weights) in enumerate(parts):
+        noise = (drawing.fork(part) if len(parts) > 1 else drawing).shared()
+        each = [
+            drawn_losses(
+                cast(SampledPosterior, one), own_rows, loss, request.draws // len(parts), noise.copy(), not spread
+            )
+            for one in posteriors
+        ]
+        for ones in zip(*each, strict=True):
+            for place, one in enumerate(ones):
+                risks[place].append((one * weights).sum(1) if plain else repeats.risk(one))
+                if spread:
+                    mean = risks[place][-1]
+                    squares = torch.where(rows.mask, one - mean.unsqueeze(1), 0.0).square().sum(1) / size
+                    variances[place].append(squares if plain else _largest_variance(mean, loss))
     result = []
     for known, varied in zip(risks, variances, strict=True):
         own = torch.stack(known, 1)

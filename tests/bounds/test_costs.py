@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
+from pacbayes_fl.bounds.betting import betting_upper
 from pacbayes_fl.bounds.costs import max_information, monte_carlo_risk
 
 WORLDS = 2000
@@ -47,3 +48,15 @@ def test_losses_of_rows_with_hypotheses_of_their_own_count_one_by_one_and_only_t
         assert bool(missed > limit) is fails, (trials, missed)
     tight = monte_carlo_risk(apart.double().mean((1, 2)), draws * rows, delta).mean()
     assert tight < monte_carlo_risk(one.double().mean((1, 2)), draws, delta).mean() - 0.2
+
+
+def test_draws_that_look_at_different_rows_are_covered_as_long_as_all_rows_count_alike() -> None:
+    """As many draws of either half of the rows, of risks 0 and .3: covered, and not where the first half has more."""
+    delta, half, generator = 0.05, 300, torch.Generator().manual_seed(6)
+    values = torch.tensor([0.0, 1.0], dtype=torch.float64).expand(WORLDS, 2)
+    wrong = torch.binomial(torch.full((WORLDS,), half).double(), torch.tensor(0.3).double(), generator=generator)
+    fewer = torch.binomial(wrong, torch.tensor(0.5).double(), generator=generator)
+    for ones, draws, fails in ((wrong, 2 * half, False), (fewer, 3 * half // 2, True)):
+        counts = torch.stack([draws - ones, ones], 1)
+        missed = int((betting_upper(values, -torch.tensor(delta).double().log(), counts) < 0.15).sum())
+        assert bool(missed > stats.binom.isf(1e-6, WORLDS, delta)) is fails, missed

@@ -12,7 +12,15 @@ from torch import Tensor
 
 from pacbayes_fl.bounds import ClippedNLL, ClippedSquare, SaturatingSquare, ZeroOne
 from pacbayes_fl.bounds import risk as module
-from pacbayes_fl.bounds.risk import drawn_by_row, drawn_losses, finite_risks, function_risks, gibbs_losses, gibbs_risk
+from pacbayes_fl.bounds.risk import (
+    drawn_by_row,
+    drawn_losses,
+    finite_risks,
+    function_risks,
+    gibbs_losses,
+    gibbs_risk,
+    in_parts,
+)
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.noise import Noise
@@ -218,3 +226,32 @@ def test_a_posterior_without_hypotheses_by_row_draws_them_for_all_rows() -> None
     batch, posterior = labelled(), Drawn(random(3, 2, 3))
     either = [gibbs_losses(posterior, batch, ZeroOne(), 3, noise(batch), by_row=by).rows for by in (False, True)]
     assert torch.equal(*either)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 5])
+def test_parts_of_the_rows_have_the_mean_over_all_rows_as_their_mean(parts: int) -> None:
+    sizes = (11, 5, 9)
+    batch = ClientBatch.pad([(torch.arange(m).double().unsqueeze(1) + 100 * m, random(m)) for m in sizes], NAMES)
+    made = in_parts(batch, parts)
+    assert len(made) == parts
+    means = torch.zeros(3, dtype=torch.float64)
+    for rows, weights in made:
+        assert torch.equal(rows.size, torch.tensor([m // parts + m % parts for m in sizes]).to(rows.size))
+        torch.testing.assert_close(weights.sum(1), torch.ones(3, dtype=torch.float64), rtol=1e-12, atol=0)
+        assert torch.equal(rows.y[rows.mask], torch.cat([batch.y[k, x[x >= 0]] for k, x in enumerate(positions(rows))]))
+        means += (weights * rows.x.squeeze(-1)).sum(1) / parts
+    torch.testing.assert_close(means, torch.tensor([100 * m + (m - 1) / 2 for m in sizes]).double(), rtol=1e-12, atol=0)
+    for k, m in enumerate(sizes):
+        seen = torch.cat([positions(rows)[k] for rows, _ in made])
+        assert set(seen[seen >= 0].tolist()) == set(range(m))
+
+
+def positions(rows: ClientBatch) -> Tensor:
+    """Place of each row among its client's, which the last test has written into x; -1 on padding."""
+    return torch.where(rows.mask, rows.x.squeeze(-1).long() % 100, -1)
+
+
+def test_a_client_without_rows_has_no_weights() -> None:
+    batch = ClientBatch.pad([(random(0, 2), random(0)), (random(4, 2), random(4))], NAMES[:2], allow_empty=True)
+    ((_, weights), _) = in_parts(batch, 2)
+    assert weights[0].isnan().all() and weights[1].sum() == 1

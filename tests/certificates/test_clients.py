@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pacbayes_fl import bounds
 from pacbayes_fl.bounds import BOUNDS, Provenance, SaturatingSquare, ZeroOne, from_record
-from pacbayes_fl.bounds.risk import finite_risks, gibbs_risk
+from pacbayes_fl.bounds.risk import drawn_losses, finite_risks, gibbs_risk
 from pacbayes_fl.certificates import measure
 from pacbayes_fl.certificates.clients import certify, checked
 from pacbayes_fl.certificates.request import Request
@@ -569,3 +569,26 @@ def test_the_more_rows_the_fewer_draws_with_hypotheses_of_their_own(
     spread = certify(uncounted(tmp_path), Request("empirical-bernstein", draws=30, posterior="refined"))
     known = from_record(spread.certificates["existing"]).terms
     assert known["mc_draws"].item() == 30 and known["mc_risks"].shape == (4, 30), "a variance is one network's"
+
+
+def test_where_one_network_serves_many_rows_draws_look_at_a_part_of_them_each(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = tiny_images(root, SPLIT, "data.options.train=10", "data.options.test=2", "method.name=sfedbayes")
+    run(study, tmp_path)
+    tables = [certify(uncounted(tmp_path), Request(draws=900, posterior="refined"))]
+    monkeypatch.setattr(measure, "_ENOUGH", 6)  # of 25 rows, so that there are four parts of six and one row over
+    looked = list[int]()
+
+    def counted(posterior: Any, rows: Any, *more: Any) -> Any:
+        looked.append(rows.mask.shape[1])
+        return drawn_losses(posterior, rows, *more)
+
+    monkeypatch.setattr(measure, "drawn_losses", counted)
+    tables.append(certify(uncounted(tmp_path), Request(draws=900, posterior="refined")))
+    assert set(looked) == {25 // 4 + 25 % 4, 10}  # new clients have ten rows, too few for two parts
+    whole, parts = (from_record(table.certificates["existing"]) for table in tables)
+    assert parts.terms["mc_draws"].item() == 900
+    assert len({tuple(one) for one in parts.terms["mc_risks"].tolist()}) == 4
+    torch.testing.assert_close(parts.terms["risk"], whole.terms["risk"], rtol=0, atol=0.03)
+    torch.testing.assert_close(parts.value, whole.value, rtol=0, atol=0.04)
