@@ -228,7 +228,9 @@ class FunctionModel(ABC):
         def vjp(gradients: PriorGradients) -> Tensor:
             pairs = zip(outputs, gradients, strict=True)
             reached = [(out, by) for out, by in pairs if out is not None and by is not None and out.requires_grad]
-            return torch.autograd.grad([out for out, _ in reached], leaf, [by for _, by in reached])[0]
+            with torch.enable_grad():  # their sum, as `grad_outputs` would import sympy
+                total = torch.stack([(out * by).sum() for out, by in reached]).sum()
+            return torch.autograd.grad(total, leaf)[0]
 
         mean, noise, kernel = (output.detach() for output in outputs[:3])
         beside = (None if output is None else output.detach() for output in outputs[3:])

@@ -145,6 +145,12 @@ class DeepNoise(Likelihood):
         return Normal(function_samples, gaussian_noise(raw).sqrt(), validate_args=False)  # it would stop a GPU
 
 
+class _Scaled(ScaleKernel):
+    """GPyTorch's kernel with a variance of its own, of one process: its shape need not be asked of torch (sympy)."""
+
+    batch_shape = torch.Size()
+
+
 @final
 class DeepKernelGP(FunctionModel):
     """The paper's prior: tanh mean network, squared-exponential kernel on a tanh network, Gaussian noise.
@@ -203,7 +209,7 @@ class DeepKernelGP(FunctionModel):
         base = RBFKernel().double()
         base.lengthscale = 1.0
         base.raw_lengthscale.requires_grad_(learn_lengthscale)
-        sizes, base = (input_dim, *kernel_widths, feature_dim), ScaleKernel(base) if scaled else base
+        sizes, base = (input_dim, *kernel_widths, feature_dim), _Scaled(base) if scaled else base
         kernel = DeepKernel(sizes, base, linear_kernel)
         mean = DeepMean(input_dim, mean_widths, linear is not None) if some else ZeroMean()
         std = noise_std if linear is None else linear.noise_std
