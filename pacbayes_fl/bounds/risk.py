@@ -146,7 +146,7 @@ def in_parts(batch: ClientBatch, parts: int) -> list[tuple[ClientBatch, Tensor]]
     """
     size = batch.size.long().to(batch.x.device).unsqueeze(1)
     each, left = size // parts, size % parts
-    at = torch.arange(int((each + left).max()), device=size.device)
+    at = torch.arange(max(1, int((each + left).max())), device=size.device)
     dealt, real = at < each, at < each + left
     unit = torch.where(size > 0, 1.0 / size.double(), torch.nan)
     weights = torch.where(real, torch.where(dealt, parts, 1) * unit, unit * 0.0)

@@ -66,7 +66,7 @@ class Measured(NamedTuple):
         log_z: ln Z of the exact Gibbs posterior [K], where that is certified.
         draws: hypotheses that were drawn, if any.
         rows: all rows of the bound [K], by which a beta is fixed: which of them count depends on their values.
-        risks: empirical ones of every draw [K, M], if any that did not count row by row.
+        risks: empirical ones of every draw [K, M], each on a part of many rows, if any that did not count row by row.
         losses: of the predictor that was fixed before the rows [K, N]: of n rows that count, then of those that may.
         doubtful: how many may [K].
         share: how far each posterior is on the way from the prior, 0, to the refined one, 1 [K].
@@ -342,24 +342,14 @@ def _risks(
         return [_Risk(risk, torch.full_like(risk, math.nan), draws * size) for risk in means]
     risks: list[list[Tensor]] = [[] for _ in posteriors]
     variances: list[list[Tensor]] = [[] for _ in posteriors]
-    parts = [(rows, 1.0 / size.double().unsqueeze(1))]
-    if not spread and (count := _parts(request.draws, least)) > 1:
-        parts = in_parts(rows, count)
-    for part, (own_rows, weights) in enumerate(parts):
-        noise = (drawing.fork(part) if len(parts) > 1 else drawing).shared()
-        each = [
-            drawn_losses(
-                cast(SampledPosterior, one), own_rows, loss, request.draws // len(parts), noise.copy(), not spread
-            )
-            for one in posteriors
-        ]
-        for ones in zip(*each, strict=True):
-            for place, one in enumerate(ones):
-                risks[place].append((one * weights).sum(1) if plain else repeats.risk(one))
-                if spread:
-                    mean = risks[place][-1]
-                    squares = torch.where(rows.mask, one - mean.unsqueeze(1), 0.0).square().sum(1) / size
-                    variances[place].append(squares if plain else _largest_variance(mean, loss))
+    parts = 1 if spread else _parts(request.draws, least)
+    for ones, weights in _each_draw(posteriors, rows, loss, request.draws, drawing, parts, by_row=not spread):
+        for place, one in enumerate(ones):
+            risks[place].append((one * weights).sum(1) if plain else repeats.risk(one))
+            if spread:
+                mean = risks[place][-1]
+                squares = torch.where(rows.mask, one - mean.unsqueeze(1), 0.0).square().sum(1) / size
+                variances[place].append(squares if plain else _largest_variance(mean, loss))
     result = []
     for known, varied in zip(risks, variances, strict=True):
         own = torch.stack(known, 1)
@@ -367,6 +357,25 @@ def _risks(
         nothing = torch.full_like(own[:, 0], math.nan)
         result.append(_Risk(own.mean(1), nothing if beside is None else beside.mean(1), nothing, own, beside))
     return result
+
+
+def _each_draw(
+    posteriors: Sequence[object],
+    rows: ClientBatch,
+    loss: BoundedLoss,
+    draws: int,
+    drawing: Noise,
+    parts: int,
+    by_row: bool,
+) -> Iterator[tuple[tuple[Tensor, ...], Tensor]]:
+    """Yield losses of every draw, one tensor a posterior by the same noise, and weights of the rows it looks at."""
+    for place, (part, weights) in enumerate(in_parts(rows, parts)):
+        noise = (drawing.fork(place) if parts > 1 else drawing).shared()
+        each = [
+            drawn_losses(cast(SampledPosterior, one), part, loss, draws // parts, noise.copy(), by_row)
+            for one in posteriors
+        ]
+        yield from ((ones, weights) for ones in zip(*each, strict=True))
 
 
 def _in_closed_form(posterior: object) -> bool:
