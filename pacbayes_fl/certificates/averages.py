@@ -1,7 +1,8 @@
 """Bounds on clients on average, under PAC-PFL's hyper-posterior: the repaired Theorem 4.2 and Lemma 4.6.
 
-Each client responds to a prior of the hyper-posterior with its GP posterior, or with the prior itself where that has
-the smaller free energy, which then never leaves the range of the loss.
+Each client responds to a prior of the hyper-posterior with its GP posterior, with that of a power of its rows'
+likelihood, or with the prior itself, whichever has the smallest free energy, which then never leaves the range of the
+loss.
 """
 
 from __future__ import annotations
@@ -27,15 +28,18 @@ from pacbayes_fl.study.run import Trained
 _FACTORS: Final = (1.0, 2.0, 4.0, 8.0)
 """Times the rows: values of beta that are tried where none was given, each at a fourth of delta."""
 
+_POWERS: Final = (0.5, 0.25, 0.1)
+"""Powers of the likelihood that clients may answer with: fewer than of single clients, as there are many priors."""
+
 
 class ClientResponses(NamedTuple):
-    """What clients may answer to priors with: the posterior, or the prior itself; float64.
+    """What clients may answer to priors with: one of A posteriors, or the prior itself; float64.
 
     Args:
-        risk: empirical risk of the posterior [K, S], in the unit of the loss.
-        kl: its divergence from the prior [K, S], in nats.
+        risk: empirical risks of the posteriors [A, K, S], in the unit of the loss.
+        kl: their divergence from the prior [A, K, S], in nats.
         before: empirical risk of the prior [K, S].
-        test_risk: of the posterior [K, S]; NaN without test rows.
+        test_risk: of the posteriors [A, K, S]; NaN without test rows.
         test_before: of the prior [K, S].
     """
 
@@ -46,21 +50,23 @@ class ClientResponses(NamedTuple):
     test_before: Tensor
 
     def at(self, beta: Tensor) -> ClientResponses:
-        """Answer by the posterior where it has no more free energy: F_i(P) = min(L^(Q_i) + KL / beta_i, L^(P)).
+        """Answer with the least free energy: F_i(P) = min(min_a L^(Q_ia) + KL(Q_ia || P) / beta_i, L^(P)).
 
         Args:
             beta: of every client [K], in 1 / unit of the loss.
 
         Returns:
-            Risks and divergences of the answers; `before` is their free energy.
+            Risks and divergences of the answers, one [1, K, S] of each; `before` is their free energy.
         """
-        energy = self.risk + self.kl / beta.unsqueeze(1)
-        better = energy <= self.before  # False also for NaN, of a covariance that could not be factored
+        energies = (self.risk + self.kl / beta.unsqueeze(1)).nan_to_num(torch.inf)  # of a covariance without a factor
+        energy, which = energies.min(0, keepdim=True)
+        risk, kl, on_test = (one.gather(0, which) for one in (self.risk, self.kl, self.test_risk))
+        better = energy <= self.before
         return ClientResponses(
-            torch.where(better, self.risk, self.before),
-            torch.where(better, self.kl, 0.0),
-            torch.where(better, energy, self.before),
-            torch.where(better, self.test_risk, self.test_before),
+            torch.where(better, risk, self.before),
+            torch.where(better, kl, 0.0),
+            torch.where(better, energy, self.before).squeeze(0),
+            torch.where(better, on_test, self.test_before),
             self.test_before,
         )
 
@@ -119,9 +125,9 @@ def certify_average(
     name = f"average of {rows.rows.clients} clients"
     values = (
         responses.risk.mean(),
-        kl + responses.kl.mean(1).sum(),
+        kl + responses.kl.mean(-1).sum(),
         certificate.value,
-        responses.test_risk.mean(1).nanmean(),
+        responses.test_risk.mean(-1).nanmean(),
     )
     risk, spent, value, test_risk = (float(value) for value in values)
     counts = int(n.sum()), int(rows.test.size.sum()), int(rows.repeats.left_out.sum())
@@ -139,12 +145,13 @@ def respond_to_priors(trained: Trained, priors: LearnedPriors, of: BoundRows, lo
         loss: whose risk is bounded.
 
     Returns:
-        Risks of the posteriors and of the priors.
+        Risks of the posteriors, of all rows and of powers of their likelihood, and of the priors.
     """
     theta, step = priors.particles, priors.at_once
     sizes = [int(m) for m in of.rows.size.tolist()]
-    shape, device = (len(sizes), len(theta)), of.rows.x.device
-    columns = [torch.empty(shape, dtype=torch.float64, device=device) for _ in ClientResponses._fields]
+    shape, device = (1 + len(_POWERS), len(sizes), len(theta)), of.rows.x.device
+    several = [torch.full(shape, torch.nan, dtype=torch.float64, device=device) for _ in range(3)]
+    once = [torch.empty(shape[1:], dtype=torch.float64, device=device) for _ in range(2)]
     everybody = list(range(len(sizes)))
     for positions in client_calls.parts(trained.method, sizes, everybody, trained.study.plan, device):
         index = torch.tensor(positions)
@@ -153,10 +160,16 @@ def respond_to_priors(trained: Trained, priors: LearnedPriors, of: BoundRows, lo
         repeats = of.repeats.select(index, rows.mask.shape[1])
         for start in range(0, len(theta), step):
             subset = theta[start : start + step].expand(len(positions), -1, -1)
-            posterior, prior = (priors.condition(subset, batch) for batch in (rows, none_of(rows)))
-            risk, before = (repeats.risk(function_losses(one, rows, loss)) for one in (posterior, prior))
-            on_test, instead = (function_risks(one, test, loss) for one in (posterior, prior))
-            values = risk, posterior.kl().double(), before, on_test, instead
-            for column, value in zip(columns, values, strict=True):
-                column[at, start : start + step] = value
-    return ClientResponses(*(column.cpu() for column in columns))
+            those = slice(start, start + step)
+            prior = priors.condition(subset, none_of(rows))
+            weaker = [None if priors.temper is None else priors.temper(subset, rows, power) for power in _POWERS]
+            for place, answer in enumerate([priors.condition(subset, rows), *weaker]):
+                if answer is not None:
+                    risk = repeats.risk(function_losses(answer, rows, loss))
+                    values = risk, answer.kl().double(), function_risks(answer, test, loss)
+                    for column, value in zip(several, values, strict=True):
+                        column[place, at, those] = value
+            once[0][at, those] = repeats.risk(function_losses(prior, rows, loss))
+            once[1][at, those] = function_risks(prior, test, loss)
+    (risk, kl, on_test), (before, instead) = ([column.cpu() for column in columns] for columns in (several, once))
+    return ClientResponses(risk, kl, before, on_test, instead)

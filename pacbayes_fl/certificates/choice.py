@@ -19,12 +19,16 @@ from pacbayes_fl.certificates.rows import BoundRows
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.functions.conditioning import partly_refined
 from pacbayes_fl.posteriors.predictive import FunctionPosterior
 from pacbayes_fl.posteriors.tempered import TemperedPosterior, tempered
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 
 SHARES: Final = (0.75, 0.5, 0.25, 0.1)
 """Ways between prior (0) and refined posterior (1) that are tried, beside both ends."""
+
+POWERS: Final = (0.7, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05)
+"""Powers of the rows' likelihood that are tried of functions whose posterior is exact, in place of `SHARES`."""
 
 PILOT: Final = 40
 """Draws of every candidate that choose among them, where a risk has no closed form."""
@@ -34,7 +38,7 @@ class Candidate(NamedTuple):
     """A posterior of K clients.
 
     Args:
-        share: how far it is on the way from the prior, 0, to the refined posterior, 1.
+        share: how far it is on the way from the prior, 0, to the refined posterior, 1; of functions the power.
         posterior: over the hypotheses of the prior.
         kl: from the prior, or an upper bound of it [K], in nats; not finite where it is no candidate.
     """
@@ -47,8 +51,8 @@ class Candidate(NamedTuple):
 def candidates(method: AnyMethod, prior: Any, refined: Candidate, subset: BoundRows, noise: Noise) -> list[Candidate]:
     """List posteriors between the prior and that which the rows of the bound gave.
 
-    Of a family of weights: parameters on the line between those of both. Of functions: the posterior of a part of the
-    rows. Of others: both ends alone.
+    Of a family of weights: parameters on the line between those of both. Of functions: the posterior of a power of the
+    rows' likelihood, or of a part of the rows where that is not known exactly. Of others: both ends alone.
 
     Args:
         method: refines.
@@ -70,7 +74,9 @@ def candidates(method: AnyMethod, prior: Any, refined: Candidate, subset: BoundR
             kl = family.kl(p).double().clamp_min(0.0)
             between.append(Candidate(share, wrap(replace(bare, family=family)), kl))
     elif isinstance(bare, FunctionPosterior):
-        for share in SHARES:
+        known = ((power, partly_refined(unwrapped(prior), subset.seen, subset.rows, power)) for power in POWERS)
+        between = [Candidate(power, *result) for power, result in known if result is not None]
+        for share in () if between else SHARES:
             result = method.refine(prior, subset.seen, _part(subset.rows, share), noise.copy())
             between.append(Candidate(share, *result))
     return [ends[0], *between, ends[1]]

@@ -108,12 +108,14 @@ class LearnedPriors(NamedTuple):
         condition: gives the posterior of K clients under priors [K, S, D] from their rows, a mixture of S with equal
             weights.
         at_once: largest S of one call.
+        temper: as `condition`, of a power of the rows' likelihood; gives None where that is not known.
     """
 
     particles: Tensor
     hyper_prior: Any
     condition: Callable[[Tensor, ClientBatch], ConditionedFunctions]
     at_once: int
+    temper: Callable[[Tensor, ClientBatch, float], ConditionedFunctions | None] | None = None
 
 
 def streams(noise: Noise | int, like: Tensor) -> Noise:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.bounds import SaturatingSquare, from_record
+from pacbayes_fl.certificates.averages import _POWERS
 from pacbayes_fl.certificates.clients import certify
 from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.data.batch import ClientBatch
@@ -46,12 +47,14 @@ def energy(trained: Trained, theta: Tensor, x: Tensor, y: Tensor, beta: float) -
     """Free energy of a client's answer to one prior, with dense matrices."""
     prior, noise = trained.method.model.prior(theta.view(1, 1, -1), x.unsqueeze(0))
     mean, covariance, s2 = prior.mean[0, 0].detach(), prior.covariance_matrix[0, 0].detach(), noise[0, 0].detach()
-    gain = covariance @ torch.linalg.inv(covariance + s2.diag())
-    after_mean, after = mean + gain @ (y - mean), covariance - gain @ covariance
     jitter = 1e-9 * torch.eye(len(x), dtype=torch.float64)
-    kl = float(gaussian_kl(after_mean, after + jitter, mean, covariance + jitter))
-    answered = float(LOSS.expected(after_mean, after.diagonal(), y).mean()) + kl / beta
-    return min(answered, float(LOSS.expected(mean, covariance.diagonal(), y).mean()))
+    answers = [float(LOSS.expected(mean, covariance.diagonal(), y).mean())]
+    for power in (1.0, *_POWERS):
+        gain = covariance @ torch.linalg.inv(covariance + s2.diag() / power)
+        after_mean, after = mean + gain @ (y - mean), covariance - gain @ covariance
+        kl = float(gaussian_kl(after_mean, after + jitter, mean, covariance + jitter))
+        answers.append(float(LOSS.expected(after_mean, after.diagonal(), y).mean()) + kl / beta)
+    return min(answers)
 
 
 def held_rows(trained: Trained) -> list[tuple[Tensor, Tensor]]:

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from pacbayes_fl.certificates import measure as certify_measure
-from pacbayes_fl.certificates.choice import SHARES, Candidate, candidates, choose, merged
+from pacbayes_fl.certificates.choice import POWERS, SHARES, Candidate, candidates, choose, merged
 from pacbayes_fl.certificates.clients import certify
 from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.certificates.rows import bound_rows_of
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.functions.conditioning import partly_refined
 from pacbayes_fl.posteriors.weights.mean_field import MeanField
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.study.run import Trained, train
@@ -60,7 +61,7 @@ def test_no_bound_is_larger_than_that_of_the_refined_posterior_and_all_are_of_on
     assert all(mine.bound <= other.bound for mine, other in zip(best.clients, refined.clients, strict=True))
     assert any(mine.bound < other.bound for mine, other in zip(best.clients, refined.clients, strict=True))
     assert {line.share for line in refined.clients} == {1.0}
-    assert {line.share for line in best.clients} <= {1.0, *SHARES, 0.0}
+    assert {line.share for line in best.clients} <= {1.0, *POWERS, 0.0}
     prior = [line for line in best.clients if line.share == 0.0]
     assert all(line.kl == 0.0 for line in prior)
     with pytest.raises(AssumptionError, match="posterior must be one of best, refined"):
@@ -83,6 +84,21 @@ def test_a_part_of_the_rows_is_a_posterior_of_that_part(trained: Trained) -> Non
 
     candidates(Counting(), Functions(), Candidate(1.0, Functions(), torch.zeros(4)), group, Noise(0, 0, (1,)))  # type: ignore[arg-type]
     assert seen == [[3] * 4, [2] * 4, [1] * 4, [1] * 4]  # of three rows: at least one, rounded up
+
+
+def test_of_exact_functions_powers_of_the_likelihood_stand_between(trained: Trained) -> None:
+    """All of the likelihood gives the refined posterior, and less of it is nearer to the prior."""
+    group = bound_rows_of(trained, "existing", trained.groups["existing"], 0.05)
+    assert group is not None
+    method, noise = trained.method, Noise(0, 0, group.rows.ids)
+    prior = method.personalise(method.broadcast(trained.state.server), trained.state.clients, group.seen, noise)
+    refined = Candidate(1.0, *method.refine(prior, group.seen, group.rows, noise))
+    among = candidates(method, prior, refined, group, noise)
+    assert [one.share for one in among] == [1.0, *POWERS, 0.0]
+    assert bool((torch.stack([one.kl for one in among]).diff(dim=0) < 0).all())
+    whole = partly_refined(prior, group.seen, group.rows, 1.0)
+    assert whole is not None
+    torch.testing.assert_close(whole[1], refined.kl, rtol=1e-12, atol=0.0)
 
 
 def test_the_draws_that_choose_are_not_those_that_estimate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ from pacbayes_fl.methods.recipe import (
 from pacbayes_fl.models.base import FunctionModel, default
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import OpenNames, check, option
-from pacbayes_fl.posteriors.functions.conditioning import Conditioned, condition, refined
+from pacbayes_fl.posteriors.functions.conditioning import Conditioned, condition, refined, tempered
 from pacbayes_fl.posteriors.hyper_posterior import (
     HYPER_PRIORS,
     CentredHyperPrior,
@@ -345,7 +345,10 @@ class PacPFL(FederatedSVGD[FunctionModel, Update]):
         def conditioned(theta: Tensor, batch: ClientBatch) -> Conditioned:
             return condition(self.model, theta, batch, "equal")
 
-        return LearnedPriors(server.particles, self.hyper_prior, conditioned, self.particles)
+        def to_a_power(theta: Tensor, batch: ClientBatch, power: float) -> Conditioned | None:
+            return tempered(self.model, theta, batch, torch.full_like(batch.y, power), "equal")
+
+        return LearnedPriors(server.particles, self.hyper_prior, conditioned, self.particles, to_a_power)
 
     def counts(self, update: Update) -> Mapping[str, Tensor]:
         """Clients whose covariances needed jitter."""

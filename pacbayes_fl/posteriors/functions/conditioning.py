@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -116,6 +117,39 @@ def condition(
     return MixedPosterior(model, theta, found, [part.at for part in parts if part.at is not None], order(parts))
 
 
+def tempered(
+    model: FunctionModel,
+    theta: Tensor,
+    batch: ClientBatch,
+    powers: Tensor,
+    weighting: Literal["evidence", "equal"] = "evidence",
+) -> GPPosterior | None:
+    """Condition every particle's GP on powers of the rows' likelihoods, of rows with more noise.
+
+    Q(f) ~ P(f) prod_n N(y_n; f(x_n), D_n)^w_n,  N(y; f, D)^w = (2 pi D)^((1 - w) / 2) w^(-1/2) N(y; f, D / w)
+
+    Args:
+        model: the prior.
+        theta: particles [K, P, D].
+        batch: rows x [K, N, d], y [K, N].
+        powers: w [K, N], above 0.
+        weighting: of the particles, by the evidence of these powers or "equal".
+
+    Returns:
+        The posterior; None where noise is Student-t or rows are known through inducing points.
+    """
+    if model.degrees_of_freedom(theta) is not None or any(
+        way.points is not None for way in ways(model.inducing, batch)
+    ):
+        return None
+    with torch.no_grad():
+        power = powers.unsqueeze(1)
+        noise = model.noise(theta, batch.x)
+        factor = 0.5 * ((1.0 - power) * (2 * math.pi * noise).log() - power.log())
+        beside = torch.where(batch.mask.unsqueeze(1), factor, 0.0).sum(-1)
+        return gaussian_process.condition(model, theta, batch, weighting, (noise / power, beside))
+
+
 def centre(posterior: object, x: Tensor) -> NormalMixture | None:
     """Take the means of `GPPosterior.function` alone, to the bit, which spares the product with the inverse factors.
 
@@ -181,6 +215,34 @@ def refined(
     everything = seen.extend(rows)
     posterior = condition(prior.model, prior.theta, everything, weighting)
     return posterior, _divergence(posterior, prior, everything, seen, weighting)
+
+
+def partly_refined(
+    prior: Conditioned, seen: ClientBatch, rows: ClientBatch, power: float
+) -> tuple[GPPosterior, Tensor] | None:
+    """Let clients see more rows, whose likelihood counts to a power: between P and the posterior of `refined`.
+
+    Q(f) ~ P(f) p(y | f)^power, y the later rows'
+
+    Args:
+        prior: P, of the rows `seen`.
+        seen: rows of the K clients that P was conditioned on, possibly none.
+        rows: later rows of these clients.
+        power: in (0, 1].
+
+    Returns:
+        Q, and the bound on KL(Q || P) [K] of `refined`; None where P or Q is not exact, or not of float64.
+    """
+    if not isinstance(prior, GPPosterior) or prior.theta.dtype != torch.float64:
+        return None
+    everything = seen.extend(rows)
+    place = torch.arange(everything.mask.shape[1], device=everything.mask.device)
+    powers = torch.where(place < seen.mask.sum(1, keepdim=True), 1.0, power).to(everything.y)  # later rows come last
+    posterior = tempered(prior.model, prior.theta, everything, powers, prior.weighting)
+    if posterior is None:
+        return None
+    kl = gaussian_process.function_kl(posterior, prior, seen)
+    return posterior, log_mixture_kl(posterior.log_weights, prior.log_weights, kl)
 
 
 def _divergence(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +15,19 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference.evidence import particle_scores
 from pacbayes_fl.models.base import FunctionModel
+from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.models.inducing import Inducing
 from pacbayes_fl.posteriors.functions import pivoted
-from pacbayes_fl.posteriors.functions.conditioning import MixedPosterior, centre, condition, function_kl, refined
-from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior
+from pacbayes_fl.posteriors.functions.conditioning import (
+    MixedPosterior,
+    centre,
+    condition,
+    function_kl,
+    partly_refined,
+    refined,
+    tempered,
+)
+from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior, gaussian_kl
 from pacbayes_fl.posteriors.functions.inducing import InducingPosterior
 from tests.inference.test_evidence import SIZES, clients, draw, models, particles
 
@@ -69,6 +79,75 @@ def test_from_no_rows_the_refined_divergence_is_that_of_the_certificates() -> No
     none = batch.rows(torch.zeros(batch.clients, 0, dtype=torch.long))
     posterior, kl = refined(condition(model, THETA, none, "equal"), none, batch, "equal")
     torch.testing.assert_close(kl, gp_posterior_kl(posterior), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("weighting", ["evidence", "equal"])
+def test_powers_of_likelihoods_are_those_of_dense_matrices(weighting: Any) -> None:
+    """Weights are the integrals of the powers under the prior, by determinants of another form."""
+    batch, generator = clients(), torch.Generator().manual_seed(1)
+    powers = torch.rand(batch.y.shape, generator=generator, dtype=torch.float64)
+    found = tempered(MODEL, THETA, batch, powers, weighting)
+    assert found is not None
+    function = found.function(batch.x)
+    for k in range(batch.clients):
+        real, log_integrals = batch.mask[k], []
+        x, y, w = batch.x[k][real].unsqueeze(0), batch.y[k][real], powers[k][real]
+        for p in range(2):
+            theta = THETA[k, p].view(1, 1, -1)
+            mean, covariance = MODEL.mean(theta, x)[0, 0], MODEL.covariance(theta, x)[0, 0]
+            noise = MODEL.noise(theta, x).expand(1, 1, len(y))[0, 0]
+            precision = torch.diag(w / noise)
+            after = covariance - covariance @ torch.linalg.inv(covariance + torch.linalg.inv(precision)) @ covariance
+            close(function.means[k, p, real], mean + after @ precision @ (y - mean))
+            close(function.variances[k, p, real], after.diagonal())
+            loss = torch.linalg.inv(covariance + torch.linalg.inv(precision))
+            log_integrals.append(
+                -0.5 * (w * (2 * math.pi * noise).log()).sum()
+                - 0.5 * torch.linalg.slogdet(torch.eye(len(y)).double() + covariance @ precision)[1]
+                - 0.5 * (y - mean) @ loss @ (y - mean)
+            )
+        integrals = torch.stack(log_integrals)
+        expected = integrals if weighting == "evidence" else torch.zeros_like(integrals)
+        close(found.log_weights[k].exp(), expected.softmax(0))
+
+
+@pytest.mark.quick
+def test_a_part_of_the_likelihood_is_between_prior_and_posterior() -> None:
+    """Rows of before count whole; the divergence is that of dense normals at all rows, one particle at a time."""
+    batch, one = clients(), THETA[:, :1]
+    early, late = (batch.rows(torch.arange(*span).expand(batch.clients, -1)) for span in ((0, 2), (2, 5)))
+    prior = condition(MODEL, one, early)
+    result = partly_refined(prior, early, late, 0.3)
+    assert result is not None
+    posterior, kl = result
+    for k in (0, 2):  # with rows of both kinds
+        rows = batch.x[k, :5].unsqueeze(0), batch.y[k, :5]
+        theta = one[k].unsqueeze(0)
+        mean, covariance = MODEL.mean(theta, rows[0])[0, 0], MODEL.covariance(theta, rows[0])[0, 0]
+        noise = MODEL.noise(theta, rows[0]).expand(1, 1, 5)[0, 0]
+        normals = []
+        for power in (0.0, 0.3):
+            weight = torch.tensor([1.0, 1.0, power, power, power], dtype=torch.float64) / noise
+            inner = torch.eye(5).double() + covariance.mul(weight)
+            after = torch.linalg.solve(inner, covariance)
+            normals.append((mean + after.mul(weight) @ (rows[1] - mean), 0.5 * (after + after.mT)))
+        (p_mean, p), (q_mean, q) = normals
+        torch.testing.assert_close(kl[k], gaussian_kl(q_mean, q, p_mean, p), rtol=1e-5, atol=1e-8)
+        close(posterior.function(rows[0].expand(batch.clients, -1, -1)).means[k, 0], q_mean)
+
+
+def test_powers_are_known_of_exact_posteriors_under_gaussian_noise_alone() -> None:
+    batch, ones = clients(), torch.ones_like(clients().y)
+    none = batch.rows(torch.zeros(batch.clients, 0, dtype=torch.long))
+    student = DeepKernelGP(batch.x.shape[2], (4,), (4,), dof=4.0)
+    theta = particles(student, len(SIZES), 2)
+    assert tempered(student, theta, batch, ones) is None
+    assert partly_refined(condition(student, theta, none), none, batch, 0.5) is None
+    sparse = MODEL.with_inducing(Inducing(3))
+    assert tempered(sparse, THETA, batch, ones) is None
+    assert partly_refined(condition(sparse, THETA, none), none, batch, 0.5) is None
+    assert partly_refined(condition(MODEL, THETA.float(), none.to(dtype=torch.float32)), none, batch, 0.5) is None
 
 
 MIXED = MODEL.with_inducing(Inducing(4, above=3))  # sizes are 5, 1, 12 and 3
