@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pacbayes_fl.bounds import BoundedLoss, Certificate, Premises, Provenance
 from pacbayes_fl.bounds.risk import function_losses, function_risks
+from pacbayes_fl.certificates.choice import POWERS
 from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.certificates.rows import BoundRows, none_of
 from pacbayes_fl.errors import AssumptionError
@@ -27,9 +28,6 @@ from pacbayes_fl.study.run import Trained
 
 _FACTORS: Final = (1.0, 2.0, 4.0, 8.0)
 """Times the rows: values of beta that are tried where none was given, each at a fourth of delta."""
-
-_POWERS: Final = (0.5, 0.25, 0.1)
-"""Powers of the likelihood that clients may answer with: fewer than of single clients, as there are many priors."""
 
 
 class ClientResponses(NamedTuple):
@@ -149,7 +147,7 @@ def respond_to_priors(trained: Trained, priors: LearnedPriors, of: BoundRows, lo
     """
     theta, step = priors.particles, priors.at_once
     sizes = [int(m) for m in of.rows.size.tolist()]
-    shape, device = (1 + len(_POWERS), len(sizes), len(theta)), of.rows.x.device
+    shape, device = (1 + len(POWERS), len(sizes), len(theta)), of.rows.x.device
     several = [torch.full(shape, torch.nan, dtype=torch.float64, device=device) for _ in range(3)]
     once = [torch.empty(shape[1:], dtype=torch.float64, device=device) for _ in range(2)]
     everybody = list(range(len(sizes)))
@@ -162,7 +160,7 @@ def respond_to_priors(trained: Trained, priors: LearnedPriors, of: BoundRows, lo
             subset = theta[start : start + step].expand(len(positions), -1, -1)
             those = slice(start, start + step)
             prior = priors.condition(subset, none_of(rows))
-            weaker = [None if priors.temper is None else priors.temper(subset, rows, power) for power in _POWERS]
+            weaker = [None if priors.temper is None else priors.temper(subset, rows, power) for power in POWERS]
             for place, answer in enumerate([priors.condition(subset, rows), *weaker]):
                 if answer is not None:
                     risk = repeats.risk(function_losses(answer, rows, loss))

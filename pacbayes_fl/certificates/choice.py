@@ -27,7 +27,7 @@ from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 SHARES: Final = (0.75, 0.5, 0.25, 0.1)
 """Ways between prior (0) and refined posterior (1) that are tried, beside both ends."""
 
-POWERS: Final = (0.7, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05)
+POWERS: Final = (0.5, 0.25, 0.12, 0.05)
 """Powers of the rows' likelihood that are tried of functions whose posterior is exact, in place of `SHARES`."""
 
 PILOT: Final = 40

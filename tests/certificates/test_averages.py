@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.bounds import SaturatingSquare, from_record
-from pacbayes_fl.certificates.averages import _POWERS
+from pacbayes_fl.certificates.choice import POWERS
 from pacbayes_fl.certificates.clients import certify
 from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.data.batch import ClientBatch
@@ -49,7 +49,7 @@ def energy(trained: Trained, theta: Tensor, x: Tensor, y: Tensor, beta: float) -
     mean, covariance, s2 = prior.mean[0, 0].detach(), prior.covariance_matrix[0, 0].detach(), noise[0, 0].detach()
     jitter = 1e-9 * torch.eye(len(x), dtype=torch.float64)
     answers = [float(LOSS.expected(mean, covariance.diagonal(), y).mean())]
-    for power in (1.0, *_POWERS):
+    for power in (1.0, *POWERS):
         gain = covariance @ torch.linalg.inv(covariance + s2.diag() / power)
         after_mean, after = mean + gain @ (y - mean), covariance - gain @ covariance
         kl = float(gaussian_kl(after_mean, after + jitter, mean, covariance + jitter))
