@@ -51,7 +51,8 @@ _FAR = 1e9  # nats, of what is no candidate
 
 _TEST_DRAWS = 10  # of a risk that is shown and bounds nothing
 
-_ENOUGH = 200  # rows that a draw looks at, of as many draws as are asked for: .002 of a risk of .05
+_ENOUGH = 200  # rows with hypotheses of their own, of each draw that is asked for: .002 of a risk of .05
+_LOOKED_AT: Final = 50  # rows that one network is tried on, so that multiplying takes no longer than drawing it
 
 
 class Measured(NamedTuple):
@@ -317,7 +318,7 @@ def _fewer(draws: int, least: int) -> int:
 
 def _parts(draws: int, least: int) -> int:
     """Parts of the rows for as many draws each, where one hypothesis serves all rows: the more rows the more parts."""
-    return max((parts for parts in range(1, draws + 1) if not draws % parts and parts * _ENOUGH <= least), default=1)
+    return max((parts for parts in range(1, draws + 1) if not draws % parts and parts * _LOOKED_AT <= least), default=1)
 
 
 def _risks(

@@ -577,7 +577,7 @@ def test_where_one_network_serves_many_rows_draws_look_at_a_part_of_them_each(
     study = tiny_images(root, SPLIT, "data.options.train=10", "data.options.test=2", "method.name=sfedbayes")
     run(study, tmp_path)
     tables = [certify(uncounted(tmp_path), Request(draws=900, posterior="refined"))]
-    monkeypatch.setattr(measure, "_ENOUGH", 6)  # of 25 rows, so that there are four parts of six and one row over
+    monkeypatch.setattr(measure, "_LOOKED_AT", 6)  # of 25 rows, so that there are four parts of six and one row over
     looked = list[int]()
 
     def counted(posterior: Any, rows: Any, *more: Any) -> Any:
