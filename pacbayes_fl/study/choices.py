@@ -180,8 +180,8 @@ def own_defaults(recipe: Recipe, table: JsonMapping) -> JsonTable:
     if private or certify.get("scheme") == "folds":
         return {}
     own = {part: dict(values) for part, values in recipe.own_rows.items() if rows is None or part == "method"}
-    if _table(table, "model").get("likelihood") == "student-t":  # which says itself what shape errors have
-        own.get("model", {}).pop("residuals", None)
+    for name in _beside_the_point(data.get("task"), _table(table, "model").get("likelihood")):
+        own.get("model", {}).pop(name, None)
     return own
 
 
@@ -221,11 +221,17 @@ def with_own_defaults(study: Whole) -> Whole:
         holder = whole.method.options if options else getattr(whole, part)
         known = _table(whole.unsaid, part)
         changed = {n: value for n, value in values.items() if n in known and getattr(holder, n) == known[n]}
-        if part == "model" and getattr(holder, "likelihood", "") == "student-t":
-            changed.pop("residuals", None)
+        for name in _beside_the_point(whole.data.task, getattr(holder, "likelihood", None)) if part == "model" else ():
+            changed.pop(name, None)
         holder = replace(holder, **changed)
         whole = replace(whole, **{part: replace(whole.method, options=holder) if options else holder})
     return cast(Whole, whole)
+
+
+def _beside_the_point(task: object, likelihood: object) -> list[str]:
+    """Name the defaults of [model] that are not for such a study."""
+    shapes = ["residuals"] if likelihood == "student-t" else []  # which says itself what shape errors have
+    return shapes if task == "classification" else [*shapes, "temperature"]
 
 
 def _table(table: JsonMapping, name: str) -> Mapping[str, Any]:

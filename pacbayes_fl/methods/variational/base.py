@@ -400,5 +400,8 @@ TRIALS = Trials(trial_rounds=20)
 """Of rounds after which candidates are judged: with four fifths of the clients in each of two federations, four
 candidates cost about .8 times the 160 rounds of a run."""
 
-OWN_ROWS: Defaults = MappingProxyType({"method": MappingProxyType({"zeta": HELD_OUT})})
-"""How far few rows may take a posterior from its prior depends on both, and nobody has tuned it for this file."""
+OWN_ROWS: Defaults = MappingProxyType(
+    {"method": MappingProxyType({"zeta": HELD_OUT}), "model": MappingProxyType({"temperature": HELD_OUT})}
+)
+"""How far few rows may take a posterior from its prior depends on both, and how sure it may be of classes on the rows;
+nobody has tuned either for this file."""

@@ -86,6 +86,21 @@ def test_the_weight_of_the_divergence_is_open_on_a_file_of_ones_own_alone(name: 
     assert all(Study.from_table({**own, **more}).method.options.zeta == options.zeta for more in fixed)
 
 
+@pytest.mark.parametrize("name", ["pfedbayes", "sfedbayes", "cfedbayes", "bpfed"])
+def test_how_sure_to_be_of_classes_is_open_on_a_table_of_ones_own_labels(name: str) -> None:
+    own: dict[str, Any] = {"data": {"source": "mine.csv", "task": "classification"}, "method": {"name": name}}
+    assert [one.key for one in Study.from_table(own).held_out] == ["zeta", "model.temperature"]
+    assert [one.key for one in Study.from_table(own, sets=["model.temperature=1"]).held_out] == ["zeta"]
+    fixed: tuple[dict[str, Any], ...] = (
+        {"data": {"source": "mine.csv"}},
+        {"privacy": {"epsilon": 2.0}},
+        {"report": {"certify": {"scheme": "folds"}}},
+        {"method": {"name": name, "preset": "paper"}},
+    )
+    models: list[Any] = [Study.from_table({**own, **more}).model for more in fixed]
+    assert [model.temperature for model in models] == [1.0] * len(fixed)
+
+
 @pytest.fixture(scope="module")
 def labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three clients whose labels depend on a feature, the same way for all."""
@@ -119,8 +134,9 @@ def test_the_number_of_clusters_is_chosen_with_the_weight_that_was(labels: Path)
     table = {"data": {"source": str(labels), "task": "classification"}}
     study = Study.from_table(table, sets=[*sets, "federation.rounds=1", "model.widths=[2]"])
     chosen, notes = choose(study, load(study))
-    assert list(notes) == ["zeta", "clusters"] and chosen.held_out == ()
-    assert prepare(chosen, load(chosen))[0].local.zeta == notes["zeta"]["chosen"]
+    assert list(notes) == ["zeta", "clusters", "model.temperature"] and chosen.held_out == ()
+    method: Any = prepare(chosen, load(chosen))[0]
+    assert getattr(method, "inner", method).local.zeta == notes["zeta"]["chosen"]
 
 
 @pytest.mark.parametrize("beta", [1.0, 0.5])
