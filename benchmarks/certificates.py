@@ -24,8 +24,7 @@ from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun
 
 SPLIT = ("report.certify.scheme=split", "report.certify.tables=1")
 
-_OWN_UNITS = ("data.scale=none", "model.noise_std=0.1", "report.certify.tried=1")  # of draws that settled nothing
-_FOLDS = ("report.certify.scheme=folds", *_OWN_UNITS)
+_FOLDS = ("report.certify.scheme=folds", "report.certify.tried=1", "data.scale=none", "model.noise_std=0.1")
 
 STUDIES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {

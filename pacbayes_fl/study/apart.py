@@ -74,9 +74,10 @@ def check(study: Study) -> None:
         what = f"{name} has no rounds in which clients keep their rows, so that there is nothing to deploy"
         raise StudyError(what, hint="a federated method, such as pac-pfl")
     if study.held_out:
-        asked = study.held_out[0]
-        what = f"{asked.table}.{asked.option} is open and would be chosen by rows of all clients; {ALONE}"
-        raise StudyError(what, hint=f"set {asked.table}.{asked.option} to a value")
+        *others, last = [f"{asked.table}.{asked.option}" for asked in study.held_out]
+        asked, each = (f"{', '.join(others)} and {last}", "are") if others else (last, "is")
+        what = f"{asked} {each} open and would be chosen by rows of all clients; {ALONE}"
+        raise StudyError(what, hint=f"set {asked} to {'values' if others else 'a value'}")
     if isinstance(study.model, GPModel) and study.model.linear == "ridge":
         what = f"[model] linear = 'ridge' takes sums of all clients' rows; {ALONE}"
         raise StudyError(what, hint="model.linear = 'zero' learns the linear term from 0")

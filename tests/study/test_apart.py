@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pacbayes_fl.errors import DataError, DeployError
+from pacbayes_fl.errors import DataError, DeployError, StudyError
 from pacbayes_fl.study import apart
 from pacbayes_fl.study.apart import Hello, Roster
 from pacbayes_fl.study.file import Study
@@ -60,3 +60,12 @@ def test_columns_are_scaled_by_client_where_nobody_knows_the_others(change: list
     study = Study.from_toml("polynomial", ["data.scale=client", *(f"data.{one}" for one in change)])
     shared = apart.settle(study, Roster.of([ONE], CPU).dataset(study.data.bounds))
     assert shared.kinds == ("client",) * 3 and not shared.mean.any()
+
+
+def test_everything_that_is_open_is_named_at_once() -> None:
+    """Else a deployment would be refused as often as there are open options."""
+    own = {"data": {"source": "mine.csv", "task": "classification"}, "method": {"name": "pfedbayes"}}
+    with pytest.raises(StudyError, match="method.zeta and model.temperature are open") as caught:
+        apart.check(Study.from_table(own))
+    assert caught.value.hint == "set method.zeta and model.temperature to values"
+    apart.check(Study.from_table(own, sets=["method.zeta=1", "model.temperature=1"]))
