@@ -65,7 +65,7 @@ def test_columns_are_scaled_by_client_where_nobody_knows_the_others(change: list
 def test_everything_that_is_open_is_named_at_once() -> None:
     """Else a deployment would be refused as often as there are open options."""
     own = {"data": {"source": "mine.csv", "task": "classification"}, "method": {"name": "pfedbayes"}}
-    with pytest.raises(StudyError, match="method.zeta and model.temperature are open") as caught:
+    with pytest.raises(StudyError, match=r"method\.zeta and model\.temperature are open") as caught:
         apart.check(Study.from_table(own))
     assert caught.value.hint == "set method.zeta and model.temperature to values"
     apart.check(Study.from_table(own, sets=["method.zeta=1", "model.temperature=1"]))
