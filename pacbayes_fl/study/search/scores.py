@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from pacbayes_fl.posteriors.tempered import temper
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate.classification import predictive
 from pacbayes_fl.study.evaluate.regression import units_of
+
+_ERRORS: Final = 10
+"""Events that one parameter takes, by the rule of thumb of regressions (Peduzzi et al. 1996)."""
 
 
 class HeldOutScore:
@@ -77,6 +80,9 @@ class HeldOutScore:
     def score(self, tempering: bool) -> tuple[float, float, float]:
         """Give the mean over clients of the log likelihood of a held-out row.
 
+        Errors say how sure a model may be. Where fewer than ten held-out rows have another label than the likeliest, no
+        temperature below 1 is taken: that of rows that are all right is 0.
+
         Args:
             tempering: look for the best temperature of labels.
 
@@ -96,4 +102,6 @@ class HeldOutScore:
         if not tempering or not math.isfinite(plain):
             return plain, 1.0, plain
         result = best_temperature(log_probs, y, weight)
+        if int((log_probs.argmax(-1) != y).sum()) < _ERRORS:
+            result = max(result, 1.0)
         return likelihood(result), result, plain

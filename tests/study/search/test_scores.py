@@ -58,3 +58,14 @@ def test_labels_below_chance_are_those_of_clients_by_name() -> None:
     for index in (torch.tensor([2, 0]), torch.tensor([1])):
         held.add(held.log_prob(Certain(), index), index)
     assert held.below_chance() == {"b": pytest.approx(math.log(0.05))}
+
+
+@pytest.mark.parametrize(("wrong", "lowered"), [(0, False), (9, False), (10, True)])
+def test_without_errors_nothing_says_how_sure_to_be(wrong: int, lowered: bool) -> None:
+    """Of the likeliest label .8 was said; nine tenths and more are right, so that the best temperature is below 1."""
+    labels = torch.tensor([1] * wrong + [0] * (100 - wrong))
+    rows = ClientBatch.pad([(torch.zeros(100, 1), labels)], ("a",), classes=3)
+    held = HeldOutScore(scale(tables.Group(rows, rows), untouched(1), torch.device("cpu")))
+    held.add(held.log_prob(Certain(), torch.tensor([0])), torch.tensor([0]))
+    best, temperature, plain = held.score(tempering=True)
+    assert (temperature < 1.0, best > plain) == (lowered, lowered) and (lowered or temperature == 1.0)
