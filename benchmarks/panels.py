@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -28,6 +28,7 @@ from pacbayes_fl.results.client_rows import GROUPS
 Array = NDArray[np.float64]
 METHODS: Final = ("pac-pfl", "ridge", "pooled-ridge", "gbt", "pooled-gbt", "ard-gp", "pooled-ensemble")
 """The method, then those that it is compared with."""
+LINEAR: Final = ("ridge", "pooled-ridge")
 SCORES: Final = ("rmse", "nlpd")
 _MOST: Final = 60  # clients
 _LEAST: Final = 4  # rows a client
@@ -237,15 +238,14 @@ def tables(scores: pd.DataFrame) -> Iterator[str]:
     yield ""
     yield "| panel | clients | group | RMSE | minus the better line's | NLPD | minus the better line's |"
     yield "|---|---|---|---|---|---|---|"
-    linear = [compared[other] for other in ("ridge", "pooled-ridge") if other in compared]
+    lines = [compared[other] for other in LINEAR if other in compared]
+    if not lines:
+        return
+    both = pd.concat(lines, ignore_index=True)
+    better = both.loc[both.groupby(["panel", "group", "score"])["other"].idxmin()].set_index("score")
     counts = scores[scores["method"] == first].groupby(["panel", "group"])["client"].nunique()
-    for place in range(len(linear[0]) // len(SCORES) if linear else 0):
-        cells = []
-        for at in range(len(SCORES)):
-            lines: list[Any] = [table.iloc[place * len(SCORES) + at] for table in linear]
-            better = min(lines, key=lambda line: float(line["other"]))
-            cells.append(f"{better['one']:.3f} | {better['difference']:+.3f} ± {better['half']:.3f}")
-        panel, group = lines[0]["panel"], lines[0]["group"]
+    for (panel, group), own in better.groupby(["panel", "group"]):
+        cells = [f"{own.one[s]:.3f} | {own.difference[s]:+.3f} ± {own.half[s]:.3f}" for s in SCORES]
         yield f"| {panel} | {counts[panel, group]} | {group} | {' | '.join(cells)} |"
 
 

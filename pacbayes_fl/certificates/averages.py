@@ -54,16 +54,17 @@ class ClientResponses(NamedTuple):
             beta: of every client [K], in 1 / unit of the loss.
 
         Returns:
-            Risks and divergences of the answers, one [1, K, S] of each; `before` is their free energy.
+            Risks and divergences of the answers [K, S]; `before` is their free energy.
         """
         energies = (self.risk + self.kl / beta.unsqueeze(1)).nan_to_num(torch.inf)  # of a covariance without a factor
-        energy, which = energies.min(0, keepdim=True)
-        risk, kl, on_test = (one.gather(0, which) for one in (self.risk, self.kl, self.test_risk))
+        energy, which = energies.min(0)
+        several = self.risk, self.kl, self.test_risk
+        risk, kl, on_test = (one.gather(0, which.unsqueeze(0)).squeeze(0) for one in several)
         better = energy <= self.before
         return ClientResponses(
             torch.where(better, risk, self.before),
             torch.where(better, kl, 0.0),
-            torch.where(better, energy, self.before).squeeze(0),
+            torch.where(better, energy, self.before),
             torch.where(better, on_test, self.test_before),
             self.test_before,
         )
@@ -123,9 +124,9 @@ def certify_average(
     name = f"average of {rows.rows.clients} clients"
     values = (
         responses.risk.mean(),
-        kl + responses.kl.mean(-1).sum(),
+        kl + responses.kl.mean(1).sum(),
         certificate.value,
-        responses.test_risk.mean(-1).nanmean(),
+        responses.test_risk.mean(1).nanmean(),
     )
     risk, spent, value, test_risk = (float(value) for value in values)
     counts = int(n.sum()), int(rows.test.size.sum()), int(rows.repeats.left_out.sum())

@@ -75,10 +75,10 @@ def candidates(method: AnyMethod, prior: Any, refined: Candidate, subset: BoundR
             between.append(Candidate(share, wrap(replace(bare, family=family)), kl))
     elif isinstance(bare, FunctionPosterior):
         known = ((power, partly_refined(unwrapped(prior), subset.seen, subset.rows, power)) for power in POWERS)
-        between = [Candidate(power, *result) for power, result in known if result is not None]
-        for share in () if between else SHARES:
-            result = method.refine(prior, subset.seen, _part(subset.rows, share), noise.copy())
-            between.append(Candidate(share, *result))
+        between = [Candidate(power, *result) for power, result in known if result is not None] or [
+            Candidate(share, *method.refine(prior, subset.seen, _part(subset.rows, share), noise.copy()))
+            for share in SHARES
+        ]
     return [ends[0], *between, ends[1]]
 
 

@@ -85,6 +85,19 @@ def ways(rule: Inducing | None, batch: ClientBatch) -> list[Way]:
     ]
 
 
+def all_exact(rule: Inducing | None, batch: ClientBatch) -> bool:
+    """Say whether no client's rows are known through points.
+
+    Args:
+        rule: of the prior; None for exact posteriors alone.
+        batch: rows of K clients.
+
+    Returns:
+        Whether every way of `ways` is without points.
+    """
+    return all(way.points is None for way in ways(rule, batch))
+
+
 def order(parts: list[Way]) -> Tensor:
     """Positions [K] of the clients in the order of `parts`, one after the other."""
     return torch.cat([part.at for part in parts if part.at is not None]).argsort()

@@ -179,10 +179,8 @@ def own_defaults(recipe: Recipe, table: JsonMapping) -> JsonTable:
     private = _table(table, "privacy").get("epsilon") not in (None, settings.NONE)
     if private or certify.get("scheme") == "folds":
         return {}
-    own = {part: dict(values) for part, values in recipe.own_rows.items() if rows is None or part == "method"}
-    for name in _beside_the_point(data.get("task"), _table(table, "model").get("likelihood")):
-        own.get("model", {}).pop(name, None)
-    return own
+    own = _own_rows(recipe, data.get("task"), _table(table, "model").get("likelihood"))
+    return {part: values for part, values in own.items() if rows is None or part == "method"}
 
 
 def unsaid(recipe: Recipe, stated: JsonMapping, parts: Mapping[str, object]) -> JsonTable:
@@ -216,22 +214,24 @@ def with_own_defaults(study: Whole) -> Whole:
     whole = cast(Any, study)
     if whole.privacy.epsilon is not None or whole.report.certify.scheme == "folds":
         return study
-    for part, values in study.recipe.own_rows.items():
+    own = _own_rows(study.recipe, whole.data.task, getattr(whole.model, "likelihood", None))
+    for part, values in own.items():
         options = part == "method"
         holder = whole.method.options if options else getattr(whole, part)
         known = _table(whole.unsaid, part)
         changed = {n: value for n, value in values.items() if n in known and getattr(holder, n) == known[n]}
-        for name in _beside_the_point(whole.data.task, getattr(holder, "likelihood", None)) if part == "model" else ():
-            changed.pop(name, None)
         holder = replace(holder, **changed)
         whole = replace(whole, **{part: replace(whole.method, options=holder) if options else holder})
     return cast(Whole, whole)
 
 
-def _beside_the_point(task: object, likelihood: object) -> list[str]:
-    """Name the defaults of [model] that are not for such a study."""
-    shapes = ["residuals"] if likelihood == "student-t" else []  # which says itself what shape errors have
-    return shapes if task == "classification" else [*shapes, "temperature"]
+def _own_rows(recipe: Recipe, task: object, likelihood: object) -> dict[str, dict[str, object]]:
+    """Defaults on rows of one's own by part, without those of [model] that are not for such a study."""
+    idle = set() if task == "classification" else {"temperature"}
+    if likelihood == "student-t":  # which says itself what shape errors have
+        idle.add("residuals")
+    own = recipe.own_rows.items()
+    return {part: {n: v for n, v in values.items() if part != "model" or n not in idle} for part, values in own}
 
 
 def _table(table: JsonMapping, name: str) -> Mapping[str, Any]:

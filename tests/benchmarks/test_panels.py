@@ -121,3 +121,11 @@ def test_every_panel_says_what_its_columns_are() -> None:
     assert len(PANELS) == 29
     for panel in PANELS.values():
         assert panel.features and panel.target not in panel.features and not set(panel.client) & set(panel.features)
+
+
+def test_a_panel_is_compared_with_the_lines_that_it_has() -> None:
+    """In a file that is still being written a method may lack a panel, and its rows then stand elsewhere."""
+    more = file(0.2).assign(panel="a")
+    pooled = file(0.1)[lambda scores: scores["method"] == "ridge"].assign(method="pooled-ridge")
+    _, *lines = tables(pd.concat([more, file(0.1), pooled.assign(rmse=pooled["rmse"] + 1)]))
+    assert [line.split(" | ")[4] for line in lines[-2:]] == ["-0.200 ± 0.000", "-0.100 ± 0.000"]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import FunctionModel
-from pacbayes_fl.models.inducing import order, ways
+from pacbayes_fl.models.inducing import all_exact, order, ways
 from pacbayes_fl.posteriors.functions import gaussian_process, student_noise
 from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior
 from pacbayes_fl.posteriors.functions.inducing import InducingPosterior, condition_on_points
@@ -138,9 +138,7 @@ def tempered(
     Returns:
         The posterior; None where noise is Student-t or rows are known through inducing points.
     """
-    if model.degrees_of_freedom(theta) is not None or any(
-        way.points is not None for way in ways(model.inducing, batch)
-    ):
+    if model.degrees_of_freedom(theta) is not None or not all_exact(model.inducing, batch):
         return None
     with torch.no_grad():
         power = powers.unsqueeze(1)

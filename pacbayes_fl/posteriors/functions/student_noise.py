@@ -25,7 +25,7 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.models.base import FunctionModel
-from pacbayes_fl.models.inducing import ways
+from pacbayes_fl.models.inducing import all_exact
 from pacbayes_fl.models.prior_values import PriorValues
 from pacbayes_fl.posteriors.functions import gaussian_process
 from pacbayes_fl.posteriors.functions.gaussian_process import (
@@ -269,7 +269,7 @@ def condition(
     dof = model.degrees_of_freedom(theta)
     if dof is None:
         raise ValueError("the noise of this prior is Gaussian: it has no degrees of freedom")
-    if any(way.points is not None for way in ways(model.inducing, batch)):
+    if not all_exact(model.inducing, batch):
         raise StudyError(POINTS, hint=WITHOUT_POINTS)
     with torch.no_grad():
         mean, embedding = model.bind(theta)(batch.x)
