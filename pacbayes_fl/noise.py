@@ -18,6 +18,7 @@ from torch import Tensor
 from pacbayes_fl.errors import DataError, StudyError
 
 Engine = Literal["philox", "generators"]
+Kind = Literal["normal", "uniform", "logistic"]
 
 _WORD = 0xFFFFFFFF
 _NO_DRAW = 0xFFFFFFFF  # counted down to by no client's own draws
@@ -237,7 +238,7 @@ class Noise:
                 block.normal_(generator=generator)
         return drawn[:, :rows].to(like.device)
 
-    def weights(self, like: Tensor, kind: Literal["normal", "uniform"] = "normal") -> Tensor:
+    def weights(self, like: Tensor, kind: Kind = "normal") -> Tensor:
         """Draw for something that is as large for every client whatever its rows: here speed counts.
 
         The engine "generators" draws in the dtype of `like` by torch's own generator, which is several times as fast as
@@ -245,7 +246,7 @@ class Noise:
 
         Args:
             like: gives shape [K, *], dtype and device; no dimension may be padded.
-            kind: standard normals, or uniforms in (0, 1).
+            kind: standard normals, uniforms u in (0, 1), or logistics ln u - ln(1 - u).
 
         Returns:
             [K, *].
@@ -261,7 +262,15 @@ class Noise:
         result = self._kept[place] = self._weights(like, kind)
         return result
 
-    def _weights(self, like: Tensor, kind: Literal["normal", "uniform"]) -> Tensor:
+    def _weights(self, like: Tensor, kind: Kind) -> Tensor:
+        if len(set(self.ids)) > 1:
+            return self._made(like, kind)
+        one, self._draw = self.select(range(len(self.ids))[:1]), self._draw + 1
+        return one._made(like[:1], kind).expand(like.shape)
+
+    def _made(self, like: Tensor, kind: Kind) -> Tensor:
+        if kind == "logistic":
+            return torch.logit(self._made(like, "uniform"))
         if self.engine == "philox":
             return self.normal(like) if kind == "normal" else self.uniform(like)
         drawn = torch.empty(len(self.ids), like[0].numel(), dtype=like.dtype)
@@ -290,6 +299,18 @@ class Noise:
         subset = Noise(self.seed, self.round, ids, self._id.device, self.engine)
         subset._draw = self._draw
         return subset
+
+    def common(self) -> Noise:
+        """Give streams that are alike for all clients, so that a draw of weights is made once.
+
+        What a client draws depends neither on who it is nor on who else is there; clients' draws depend on each other.
+
+        Returns:
+            The streams, at the same draw; these are left as they are.
+        """
+        alike = Noise(self.seed, self.round, (0,) * len(self.ids), self._id.device, self.engine)
+        alike._draw = self._draw
+        return alike
 
     def fork(self, place: int = 0) -> Noise:
         """Give streams of the same clients that will not meet these: for work that some clients of a call have alone.

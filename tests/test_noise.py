@@ -9,7 +9,7 @@ from scipy import stats
 from torch import Tensor
 
 from pacbayes_fl.errors import DataError, PacBayesFLError, StudyError
-from pacbayes_fl.noise import Engine, Noise, keys, philox
+from pacbayes_fl.noise import Engine, Kind, Noise, keys, philox
 
 ENGINES: tuple[Engine, ...] = ("philox", "generators")
 IDS = (7, 2**62 + 11, 0, 2**32 + 7, 2**63 - 1)
@@ -293,6 +293,26 @@ def test_draws_for_weights_belong_to_their_client(engine: Engine) -> None:
         for k, noise in enumerate(alone):
             assert torch.equal(batch[k], noise.weights(like(1, 4, 3), kind)[0])  # type: ignore[arg-type]
     assert len(torch.cat([together.weights(like(len(IDS), 7)) for _ in range(2)]).unique()) == 2 * 7 * len(IDS)
+
+
+@both
+def test_logistics_are_those_of_the_uniforms(engine: Engine) -> None:
+    drawn = Noise(3, 9, IDS, engine=engine).weights(like(5, 40), "logistic")
+    assert torch.equal(drawn, torch.logit(Noise(3, 9, IDS, engine=engine).weights(like(5, 40), "uniform")))
+    assert stats.kstest(drawn.flatten().numpy(), stats.logistic.cdf).pvalue > 1e-3
+
+
+@both
+@pytest.mark.parametrize("kind", ["normal", "uniform", "logistic"])
+def test_common_streams_draw_once_for_all_whoever_is_there(engine: Engine, kind: Kind) -> None:
+    noise = Noise(3, 9, IDS, engine=engine)
+    noise.normal(like(5, 2))
+    common, alone = noise.common(), noise.select([2]).common()
+    for one, other in ((common, alone), (common.fork(3), alone.fork(3)), (common.shared().copy(), alone.shared())):
+        for _ in range(2):
+            drawn, own = one.weights(like(5, 4, 3), kind), other.weights(like(1, 4, 3), kind)
+            assert drawn.shape == (5, 4, 3) and drawn.stride()[0] == 0 and torch.equal(drawn, own.expand(5, 4, 3))
+    assert not torch.equal(common.weights(like(5, 7), kind), common.weights(like(5, 7), kind))
 
 
 def test_uniforms_for_weights_never_reach_the_ends(monkeypatch: pytest.MonkeyPatch) -> None:

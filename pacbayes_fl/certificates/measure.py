@@ -369,9 +369,14 @@ def _each_draw(
     parts: int,
     by_row: bool,
 ) -> Iterator[tuple[tuple[Tensor, ...], Tensor]]:
-    """Yield losses of every draw, one tensor a posterior by the same noise, and weights of the rows it looks at."""
+    """Yield losses of every draw, one tensor a posterior by the same noise, and weights of the rows it looks at.
+
+    Every client is estimated by draws that are independent of each other; that clients have the same costs no bound
+    anything, since those of several hold by a union or are of a draw's risk averaged over clients.
+    """
+    common = drawing.common()
     for place, (part, weights) in enumerate(in_parts(rows, parts)):
-        noise = (drawing.fork(place) if parts > 1 else drawing).shared()
+        noise = (common.fork(place) if parts > 1 else common).shared()
         each = [
             drawn_losses(cast(SampledPosterior, one), part, loss, draws // parts, noise.copy(), by_row)
             for one in posteriors

@@ -29,10 +29,12 @@ def stacked(batch: ClientBatch) -> tuple[Array, Array]:
     Returns:
         Features and target of every row [R, d + 1], in the dtype of x, and the position of its client [R].
     """
-    mask = batch.mask.cpu()
-    x = batch.x.cpu()[mask].flatten(1).numpy()
-    y = batch.y.cpu()[mask].numpy().astype(x.dtype)
-    return np.concatenate((x, y[:, None]), 1) + x.dtype.type(0.0), mask.nonzero()[:, 0].numpy()  # -0 becomes 0
+    mask, x, y = (part.cpu().numpy() for part in (batch.mask, batch.x, batch.y))
+    x = x.reshape(*mask.shape, -1)
+    rows = np.empty((int(mask.sum()), x.shape[-1] + 1), dtype=x.dtype)
+    rows[:, :-1], rows[:, -1] = x[mask], y[mask]
+    rows += rows.dtype.type(0.0)  # -0 becomes 0
+    return rows, mask.nonzero()[0]
 
 
 def together(batches: Sequence[ClientBatch | None]) -> tuple[Array, Array]:
@@ -113,10 +115,9 @@ def clusters(rows: Array, width: Array, seed: int = 0) -> Array:
     varying = width > 0
     if not varying.any() or len(first) < 2:
         return which.astype(np.int64)
-    distinct = rows[first]
-    keys, reach = _keys(distinct, width, varying, seed)
+    keys, reach = _keys(rows, first, width, varying, seed)
     order = np.argsort(keys[:, 0], kind="stable")
-    labels = _linked(distinct[order], keys[order], width, reach)
+    labels = _linked(rows, first[order], keys[order], width, reach)
     by_row = np.empty(len(labels), dtype=np.int64)
     by_row[order] = labels
     return by_row[which]
@@ -146,17 +147,18 @@ def _digest(rows: Array, salt: int = 0) -> Array:
     return mixed
 
 
-def _keys(rows: Array, width: Array, varying: Array, seed: int) -> tuple[Array, float]:
-    """Project rows so that twins differ by at most `reach` in each key [R, P]; the first sorts them best."""
+def _keys(rows: Array, at: Array, width: Array, varying: Array, seed: int) -> tuple[Array, float]:
+    """Project the rows at [R1] so that twins differ by at most `reach` in each key [R1, P]; the first sorts best."""
     used = np.flatnonzero(varying)
     weights = np.random.default_rng(seed).normal(size=(len(used), _KEYS))
     weights /= np.abs(weights).sum(0)
     if len(used) <= _COLUMNS:
         weights = np.concatenate((weights, np.eye(len(used))), 1)
+    keys, largest = np.empty((len(at), weights.shape[1])), 0.0
     step = max(1, _BLOCK // len(used))
-    parts = [(rows[at : at + step, used] / width[used]) @ weights for at in range(0, len(rows), step)]
-    keys = np.concatenate(parts)
-    largest = max(float(np.abs(rows[at : at + step, used] / width[used]).max()) for at in range(0, len(rows), step))
+    for block in (slice(begin, begin + step) for begin in range(0, len(at), step)):
+        scaled = rows[at[block]][:, used] / width[used]
+        keys[block], largest = scaled @ weights, max(largest, float(scaled.max()), -float(scaled.min()))
     reach = 1.0 + 1e-9 + 1e-15 * len(used) * largest
     sample = np.sort(keys[np.linspace(0, len(keys) - 1, min(len(keys), _SAMPLE)).astype(int)], axis=0)
     window = reach * max(1.0, len(keys) / len(sample))  # as many as a window holds among all rows
@@ -165,8 +167,8 @@ def _keys(rows: Array, width: Array, varying: Array, seed: int) -> tuple[Array, 
     return keys[:, best], reach
 
 
-def _linked(rows: Array, keys: Array, width: Array, reach: float) -> Array:
-    """Number the connected components [R] of distinct rows, sorted by their first key."""
+def _linked(rows: Array, at: Array, keys: Array, width: Array, reach: float) -> Array:
+    """Number the connected components [R1] of the distinct rows at [R1], in the order of their first key [R1, P]."""
     first = keys[:, 0]
     here = np.arange(len(first))
     ahead = np.searchsorted(first, first + reach, side="right") - here - 1
@@ -175,7 +177,7 @@ def _linked(rows: Array, keys: Array, width: Array, reach: float) -> Array:
     labels = here
     until = np.cumsum(ahead)
     begin = 0
-    while begin < len(rows):
+    while begin < len(at):
         end = max(begin + 1, int(np.searchsorted(until, until[begin] - ahead[begin] + _BLOCK, side="right")))
         count = ahead[begin:end]
         left = np.repeat(here[begin:end], count)
@@ -183,7 +185,7 @@ def _linked(rows: Array, keys: Array, width: Array, reach: float) -> Array:
         for key in keys.T[1:]:
             near = np.abs(key[left] - key[right]) <= reach
             left, right = left[near], right[near]
-        twins = _agree(rows, left, right, width)
+        twins = _agree(rows, at[left], at[right], width)
         if twins.any():
             labels = _joined(labels, left[twins], right[twins])
         begin = end

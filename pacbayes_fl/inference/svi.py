@@ -158,22 +158,24 @@ def loss_gradient(
     return elbo.defined_gradient(model, q, prior, rows, draws, zeta, scale)
 
 
-def divergence(model: WeightModel, q: AnyFamily, prior: AnyFamily) -> Tensor:
+def divergence(model: WeightModel, q: AnyTree, prior: AnyTree) -> Tensor:
     """KL(q || w) over the weights with uncertainty: the others are numbers, of which no divergence counts.
 
     Args:
         model: says which they are.
-        q: leaves [K, D].
-        prior: w, leaves [K, D] or [D].
+        q: a family with leaves [K, D], or what it has precomputed.
+        prior: w, with leaves [K, D] or [D], of the same kind.
 
     Returns:
         [K], in nats, float64.
     """
     if not model.deterministic:
-        return q.kl(prior)
-    keep = model.stochastic_columns().to(q.loc.device)
-    q_terms, prior_terms = (tensors.tree_map(lambda leaf: leaf[..., keep], family) for family in (q, prior))
-    return q_terms.kl(prior_terms)
+        whole: Tensor = q.kl(prior)
+        return whole
+    keep = model.stochastic_columns().to(next(iter(tensors.leaves(q).values())).device)
+    kept, other = (tensors.tree_map(lambda leaf: leaf[..., keep], family) for family in (q, prior))
+    value: Tensor = kept.kl(other)
+    return value
 
 
 def only_stochastic(model: WeightModel, slopes: AnyFamily) -> AnyFamily:

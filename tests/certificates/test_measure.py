@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from pacbayes_fl import bounds
+from pacbayes_fl import bounds, tensors
 from pacbayes_fl.bounds import ClippedNLL, ClippedSquare, Premises, Provenance, SaturatingSquare, ZeroOne
 from pacbayes_fl.bounds.losses import squared
 from pacbayes_fl.bounds.risk import drawn_losses
@@ -125,7 +126,7 @@ def test_the_variance_of_drawn_networks_is_that_of_a_loop_over_draws(images: Tra
     assert made.variances is not None and made.risks is not None and made.variances.shape == (4, 7)
     held, plan = group.rows, images.study.plan
     drawing = Noise(plan.seed, 2**32 - 3, held.ids, None, plan.noise)
-    each = [loss(one.logits, held.y) for one in ends(images)[1].sample_hypotheses(held.x, 7, drawing)]
+    each = [loss(one.logits, held.y) for one in ends(images)[1].sample_hypotheses(held.x, 7, drawing.common())]
     by_hand = torch.stack([one.var(1, correction=0) for one in each], 1)
     torch.testing.assert_close(made.variances, by_hand, rtol=1e-4, atol=1e-9)
     torch.testing.assert_close(made.variance, by_hand.mean(1), rtol=1e-4, atol=1e-9)
@@ -156,7 +157,7 @@ def test_candidates_are_compared_by_the_same_draws_each_made_once(
     noise = Noise(1, 2, group.rows.ids, None, images.study.plan.noise)
     by_row = study_certify_measure._risks([prior, posterior], group, ZeroOne(), Request(draws=9), noise)
     for one, own in zip((prior, posterior), by_row, strict=True):
-        each = drawn_losses(one, group.rows, ZeroOne(), 9, noise, by_row=True)
+        each = drawn_losses(one, group.rows, ZeroOne(), 9, noise.common(), by_row=True)
         assert own.risks is not None
         torch.testing.assert_close(own.risks, torch.stack([losses.mean(1) for losses in each], 1), rtol=1e-12, atol=0)
     request = Request("empirical-bernstein", draws=9)  # whose draws are networks that serve all rows
@@ -173,6 +174,21 @@ def test_candidates_are_compared_by_the_same_draws_each_made_once(
         assert one.risks is not None and other.risks is not None and torch.equal(one.risks, other.risks)
     assert made == list(range(9))
     assert both[0].risks is not None and both[1].risks is not None and not torch.equal(both[0].risks, both[1].risks)
+
+
+def test_a_client_is_estimated_by_the_same_draws_in_any_company(images: Trained) -> None:
+    group = bound_rows_of(images, "existing", images.groups["existing"], 0.05)
+    assert group is not None
+    some, posterior = torch.tensor([2, 0]), ends(images)[1]
+    rows = group.rows.select(some)
+    part = group._replace(rows=rows, repeats=group.repeats.select(some, rows.mask.shape[1]))
+    family = tensors.tree_map(lambda leaf: leaf[some], posterior.family)
+    request, found = Request("empirical-bernstein", draws=9), []
+    for one, own in ((posterior, group), (replace(posterior, family=family, reference=None), part)):
+        noise = Noise(1, 2, own.rows.ids, None, images.study.plan.noise)
+        (made,) = study_certify_measure._risks([one], own, ZeroOne(), request, noise)
+        found.append(made.risks)
+    torch.testing.assert_close(found[0][some], found[1], rtol=1e-12, atol=0)
 
 
 def test_functions_are_certified_by_their_variance() -> None:

@@ -66,7 +66,7 @@ class BoundDescent(LocalInference):
         n = (scale.double() * rows.size).round().clamp_min(1.0)
         beta = {"beta": self.temperature * n} if "beta" in BOUNDS[self.bound].needs else {}
         bound = Objective(BOUNDS[self.bound], n, self.delta, Premises(loss=ClippedNLL(self.p_min)), beta)
-        _, *slopes = bound.slopes(value, svi.divergence(model, q, prior).clamp_min(0.0))
+        _, *slopes = bound.slopes(value, svi.divergence(model, q_terms, prior_terms).clamp_min(0.0))
         of_kl = svi.only_stochastic(model, q_terms.kl_gradient(prior_terms))
 
         by_risk, by_kl = (n * slope for slope in slopes)

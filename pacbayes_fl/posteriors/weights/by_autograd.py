@@ -69,6 +69,12 @@ class Differentiated(NamedTuple):
             theta = leaf.weights(draw)
         return _slopes(theta, leaf, grad_weights)
 
+    def kl(self, prior: Differentiated) -> Tensor:
+        """KL(self || prior) [K], in nats, without a graph."""
+        with torch.no_grad():
+            value: Tensor = self.family.kl(prior.family)
+        return value
+
     def kl_gradient(self, prior: Differentiated) -> AnyTree:
         """Gradient of KL(self || prior) by the parameters of self, leaves [K, *].
 

@@ -26,6 +26,9 @@ class Precomputed(Protocol):
     def vjp(self, draw: Draw, grad_weights: Tensor) -> Any:
         """Gradient by the parameters, from the gradient grad_weights [K, D] by the weights of a draw."""
 
+    def kl(self, prior: Any) -> Tensor:
+        """KL(self || prior) [K], in nats, float64 sums of terms in the dtype of the leaves."""
+
     def kl_gradient(self, prior: Any) -> Any:
         """Gradient of KL(self || prior) by the parameters of self, leaves [K, D]."""
 

@@ -187,6 +187,28 @@ class MeanFieldTerms(NamedTuple):
         """
         return MeanField(grad_weights, (draw * grad_weights).mul_(self.slope))
 
+    def kl(self, prior: MeanFieldTerms) -> Tensor:
+        """Sum the terms of eq. 9 as they are at hand, where `MeanField.kl` takes every scale anew in float64.
+
+        Args:
+            prior: w, leaves [D] or [K, D].
+
+        Returns:
+            [K], in nats; float64 sums of terms in the dtype of the leaves.
+        """
+        return self.kl_by_weight(prior).sum(-1, dtype=torch.float64)
+
+    def kl_by_weight(self, prior: MeanFieldTerms) -> Tensor:
+        """Terms of eq. 9 [K, D] to a prior with leaves [D] or [K, D], in nats.
+
+        (r - 1) (r + 1) / 2 - ln r + ((mu_q - mu_w) / sigma_w)^2 / 2,  r = sigma_q / sigma_w
+
+        Near q = w the difference r - 1 is exact, so that the rounding of r, d, moves a term by 2 d (r - 1) alone.
+        """
+        ratio = self.scale / prior.scale
+        moved = ((self.loc - prior.loc) / prior.scale).square_()
+        return ((ratio - 1.0) * (ratio + 1.0)).add_(moved).mul_(0.5).sub_(ratio.log_())
+
     def kl_gradient(self, prior: MeanFieldTerms) -> MeanField:
         """Slope of eq. 9 in q.
 

@@ -57,6 +57,7 @@ def test_slopes_are_those_that_are_written_out(shared: bool) -> None:
     grad_weights = torch.linspace(-1, 2, K * D, dtype=torch.float64).view(K, D)
     mine, theirs = (q.precompute(), w.precompute()), (q_fast.precompute(), w_fast.precompute())
     assert torch.equal(mine[0].weights(draw), theirs[0].weights(draw))
+    torch.testing.assert_close(mine[0].kl(mine[1]), theirs[0].kl(theirs[1]), rtol=1e-12, atol=0)
     pairs = [
         (mine[0].vjp(draw, grad_weights), theirs[0].vjp(draw, grad_weights)),
         (mine[0].kl_gradient(mine[1]), theirs[0].kl_gradient(theirs[1])),

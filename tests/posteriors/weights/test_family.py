@@ -81,7 +81,9 @@ def test_both_families_are_families() -> None:
         family: WeightDistribution = made  # the protocol's names, all there
         assert all(hasattr(family, name) for name in dir(WeightDistribution) if not name.startswith("_"))
         precomputed = family.precompute()
-        assert all(hasattr(precomputed, name) for name in ("weights", "vjp", "kl_gradient", "kl_gradient_wrt_prior"))
+        assert all(
+            hasattr(precomputed, name) for name in ("weights", "vjp", "kl", "kl_gradient", "kl_gradient_wrt_prior")
+        )
 
 
 class Slopeless(NamedTuple):
@@ -96,7 +98,7 @@ class Slopeless(NamedTuple):
     def precompute(self) -> Any:
         class Half(NamedTuple):
             loc: Tensor
-            weights = vjp = kl_gradient_wrt_prior = MeanField.mean
+            weights = vjp = kl = kl_gradient_wrt_prior = MeanField.mean
 
         return Half(self.loc)
 

@@ -119,6 +119,7 @@ def test_the_divergence_and_its_slopes_are_torch_s(shared: bool) -> None:
     torch.testing.assert_close(q.kl_by_weight(w).sum(1), value, rtol=1e-13, atol=0)
     slopes = torch.autograd.grad(value.sum(), [*q, *(leaf for leaf in w)])
     with torch.no_grad():
+        torch.testing.assert_close(q.precompute().kl(w.precompute()), value, rtol=1e-13, atol=0)
         same(q.precompute().kl_gradient(w.precompute()), *slopes[:2])
         grad_prior = q.precompute().kl_gradient_wrt_prior(w.precompute())
         assert grad_prior.loc.shape == grad_prior.rho.shape == (K, D)
@@ -132,8 +133,18 @@ def test_at_the_prior_everything_is_exactly_zero(dtype: torch.dtype) -> None:
     q = MeanField(*(leaf.to(dtype) for leaf in some(2, K, 1001, spread=3.0)))
     w = MeanField(*(leaf.clone() for leaf in q))
     assert torch.equal(q.kl(w), torch.zeros(K, dtype=torch.float64))
+    assert torch.equal(q.precompute().kl(w.precompute()), torch.zeros(K, dtype=torch.float64))
     for slopes in (q.precompute().kl_gradient(w.precompute()), q.precompute().kl_gradient_wrt_prior(w.precompute())):
         assert not any(leaf.any() for leaf in slopes)
+
+
+@pytest.mark.parametrize("distance", [1e-5, 1e-3, 1e-1])
+def test_float32_terms_hold_many_digits_of_the_divergence_however_near_the_prior(distance: float) -> None:
+    w = MeanField(*(leaf.float() for leaf in some(5, K, 10_001, spread=1.0)))
+    q = MeanField(*(leaf + distance * step.float() for leaf, step in zip(w, some(6, K, 10_001), strict=True)))
+    terms = MeanField(q.loc, q.rho).precompute(), w.precompute()
+    assert terms[0].kl(terms[1]).dtype == torch.float64
+    torch.testing.assert_close(terms[0].kl(terms[1]), q.kl(w), rtol=2e-7 / distance + 1e-5, atol=0)
 
 
 def test_the_divergence_is_the_mean_of_the_log_ratio() -> None:
@@ -158,6 +169,7 @@ def test_nothing_breaks_at_the_ends_of_the_range(dtype: torch.dtype) -> None:
             sigma, omega = (mpmath.log1p(mpmath.exp(leaf[k].item())) for leaf in (rho_q, rho_w))
             exact = mpmath.log(omega / sigma) + (sigma**2 + mpmath.mpf("0.25")) / (2 * omega**2) - mpmath.mpf("0.5")
             assert terms[k].item() == pytest.approx(float(exact), rel=3e-8)
+    assert q.precompute().kl(w.precompute()).isfinite().all()
     for slopes in (q.precompute().kl_gradient(w.precompute()), q.precompute().kl_gradient_wrt_prior(w.precompute())):
         assert all(leaf.isfinite().all() for leaf in slopes)
     leaf_q, leaf_w = asking(q), asking(w)

@@ -90,6 +90,7 @@ def test_the_divergence_its_registry_and_its_slopes_are_torch_s(shared: bool) ->
     torch.testing.assert_close(kl_divergence(distribution(q), distribution(w)).sum(-1), value, rtol=1e-12, atol=0)
     slopes = torch.autograd.grad(value.sum(), [*q, *w])
     with torch.no_grad():
+        torch.testing.assert_close(q.precompute().kl(w.precompute()), value, rtol=1e-12, atol=0)
         mine = q.precompute().kl_gradient(w.precompute())
         theirs = q.precompute().kl_gradient_wrt_prior(w.precompute())
         assert all(leaf.shape == (K, D) for leaf in (*mine, *theirs))
@@ -103,6 +104,7 @@ def test_at_the_prior_everything_is_exactly_zero(dtype: torch.dtype) -> None:
     q = SpikeSlab(*(3.0 * leaf.to(dtype) for leaf in some(2, K, 1001)))
     w = SpikeSlab(*(leaf.clone() for leaf in q))
     assert torch.equal(q.kl(w), torch.zeros(K, dtype=torch.float64))
+    assert torch.equal(q.precompute().kl(w.precompute()), torch.zeros(K, dtype=torch.float64))
     for slopes in (q.precompute().kl_gradient(w.precompute()), q.precompute().kl_gradient_wrt_prior(w.precompute())):
         assert not any(leaf.any() for leaf in slopes)
 
