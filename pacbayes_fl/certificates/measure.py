@@ -30,6 +30,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.functions.conditioning import sharing_prior
 from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.predictive import FinitePosterior, FunctionPosterior, SampledPosterior
 from pacbayes_fl.posteriors.weights.density import log_ratio
@@ -186,6 +187,7 @@ def measure(trained: Trained, group: BoundRows, loss: BoundedLoss, request: Requ
     least = 0 if bool(group.repeats.left_out.any()) or not len(sizes) else int(sizes.min())
 
     def work(prior: object, subset: BoundRows) -> _Columns:
+        prior = sharing_prior(prior)
         refining, drawing, choosing = (
             Noise(plan.seed, stream, subset.rows.ids, subset.rows.x.device, plan.noise) for stream in _STREAMS
         )
@@ -243,10 +245,10 @@ def _best(
 ) -> _Columns:
     """Choose a posterior for every client, and estimate its risk by draws that had no part in the choice."""
     drawing, choosing = noise
-    which = _chosen(among, subset, loss, request, choosing, least)
+    which, exact = _chosen(among, subset, loss, request, choosing, least)
     found: dict[str, Tensor] = {}
     for whose, one in merged(among, which):
-        (made,) = _risks([one.posterior], subset, loss, request, drawing, least)
+        made = exact.get(id(one.posterior)) or _risks([one.posterior], subset, loss, request, drawing, least)[0]
         tests = min(request.draws, _TEST_DRAWS)
         on_test = gibbs_risk(one.posterior, subset.test, loss, tests, drawing, by_row=True).risk
         known = {name: value for name, value in made._asdict().items() if value is not None}
@@ -270,7 +272,7 @@ def _one_drawn(
     if not isinstance(first := unwrapped(among[0].posterior), WeightPosterior):
         what = f"the bound {request.record.name!r} is on one network, drawn from a posterior over weights"
         raise AssumptionError(f"{what}, got a {type(first).__name__}", hint="another bound")
-    which = _chosen(among, subset, loss, request, choosing)
+    which, _ = _chosen(among, subset, loss, request, choosing)
     ((_, one),) = merged(among, which)
     bare = unwrapped(one.posterior)
     theta, ratio = log_ratio(bare.family, unwrapped(prior).family, bare.family.draw(drawing))
@@ -289,8 +291,8 @@ def _shares(among: list[Candidate], which: Tensor) -> Tensor:
 
 def _chosen(
     among: list[Candidate], subset: BoundRows, loss: BoundedLoss, request: Request, choosing: Noise, least: int = 0
-) -> Tensor:
-    """Positions [k] of the candidates with the smallest bounds, by a few draws."""
+) -> tuple[Tensor, dict[int, _Risk]]:
+    """Positions [k] of the candidates with the smallest bounds, by a few draws, and risks that need none, by `id`."""
     pilot = replace(request, draws=min(PILOT, request.draws))
     premises = Premises(subset.prior, True, loss, tried=request.tried)
     own_rows = subset.repeats.n, subset.rows.size
@@ -298,7 +300,7 @@ def _chosen(
     numbers = {"n": n, "beta": request.beta_for(every.double())}
 
     if len(among) == 1:
-        return torch.zeros_like(n, dtype=torch.int64)
+        return torch.zeros_like(n, dtype=torch.int64), {}
     tried = _risks([one.posterior for one in among], subset, loss, pilot, choosing, least)
     risks = {id(one): made for one, made in zip(among, tried, strict=True)}
 
@@ -308,7 +310,8 @@ def _chosen(
         known |= {"kl": kl, "log_ratio": kl}  # which is the mean of it
         return request.record.certify(known, request.delta * request.shares[0], premises).value
 
-    return choose(among, bound)
+    exact = {id(one.posterior): risks[id(one)] for one in among if _in_closed_form(one.posterior)}
+    return choose(among, bound), exact
 
 
 def _fewer(draws: int, least: int) -> int:

@@ -300,6 +300,8 @@ class ClientBatch:
         unknown = [name for name, i in zip(later.names, later.ids, strict=True) if i not in known]
         if unknown:
             raise DataError("has later rows but is not in the batch", client=unknown[0])
+        if self.ids == later.ids and not bool(self.mask.any()):
+            return replace(later, names=self.names)
         at = {i: k for k, i in enumerate(later.ids)}
         clients = []
         for k, i in enumerate(self.ids):

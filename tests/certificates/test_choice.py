@@ -21,6 +21,7 @@ from pacbayes_fl.posteriors.weights.mean_field import MeanField
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.study.run import Trained, train
 from tests.tiny import tiny
+from tests.tiny_images import tiny_images, write_root
 
 SPLIT = "report.certify.scheme=split"
 
@@ -96,9 +97,8 @@ def test_of_exact_functions_powers_of_the_likelihood_stand_between(trained: Trai
     among = candidates(method, prior, refined, group, noise)
     assert [one.share for one in among] == [1.0, *POWERS, 0.0]
     assert bool((torch.stack([one.kl for one in among]).diff(dim=0) < 0).all())
-    whole = partly_refined(prior, group.seen, group.rows, 1.0)
-    assert whole is not None
-    torch.testing.assert_close(whole[1], refined.kl, rtol=1e-12, atol=0.0)
+    ((_, whole),) = partly_refined(prior, group.seen, group.rows, [1.0])
+    torch.testing.assert_close(whole, refined.kl, rtol=1e-12, atol=0.0)
 
 
 def test_the_draws_that_choose_are_not_those_that_estimate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -113,5 +113,9 @@ def test_the_draws_that_choose_are_not_those_that_estimate(monkeypatch: pytest.M
 
     monkeypatch.setattr(certify_measure, "_risks", watched)
     certify(replace(train(tiny(SPLIT, "federation.rounds=1")), folder=None), Request("seeger", draws=90))
+    assert {draws for _, draws in drawn} == {40}  # a risk that needs no draws is taken once
+    more = ["data.options.train=10", "data.options.test=2", "federation.rounds=1"]
+    images = train(tiny_images(write_root(tmp_path), SPLIT, *more))
+    certify(replace(images, folder=None), Request("seeger", draws=90))
     pilot, final = {entry for entry in drawn if entry[1] == 40}, {entry for entry in drawn if entry[1] == 90}
     assert {stream for stream, _ in pilot}.isdisjoint({stream for stream, _ in final}) and pilot and final

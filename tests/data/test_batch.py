@@ -243,6 +243,12 @@ def test_extend_matches_by_id_and_puts_later_rows_last(classes: int | None) -> N
         batch.extend(ClientBatch.pad(more, ["c", "d"], classes=classes))
 
 
+def test_extend_of_clients_without_rows_gives_the_later_rows_themselves() -> None:
+    later = ClientBatch.pad(rows(2, 4), ["a", "b"])
+    grown = later.rows(torch.zeros(2, 0, dtype=torch.long)).extend(later)
+    assert grown.x is later.x and grown.y is later.y and grown.mask is later.mask and grown.names == later.names
+
+
 def test_extend_refuses_other_columns() -> None:
     with pytest.raises(DataError, match=r"client 'a': x has \[2\] features, the model was trained on \[3\]"):
         ClientBatch.pad(rows(3), ["a"]).extend(ClientBatch.pad(rows(3, d=2), ["a"]))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import FunctionModel
+from pacbayes_fl.models.functions.remembered import Remembered
 from pacbayes_fl.models.inducing import all_exact, order, ways
 from pacbayes_fl.posteriors.functions import gaussian_process, student_noise
 from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior
@@ -216,8 +217,8 @@ def refined(
 
 
 def partly_refined(
-    prior: Conditioned, seen: ClientBatch, rows: ClientBatch, power: float
-) -> tuple[GPPosterior, Tensor] | None:
+    prior: Conditioned, seen: ClientBatch, rows: ClientBatch, powers: Sequence[float]
+) -> list[tuple[GPPosterior, Tensor]]:
     """Let clients see more rows, whose likelihood counts to a power: between P and the posterior of `refined`.
 
     Q(f) ~ P(f) p(y | f)^power, y the later rows'
@@ -226,21 +227,36 @@ def partly_refined(
         prior: P, of the rows `seen`.
         seen: rows of the K clients that P was conditioned on, possibly none.
         rows: later rows of these clients.
-        power: in (0, 1].
+        powers: each in (0, 1].
 
     Returns:
-        Q, and the bound on KL(Q || P) [K] of `refined`; None where P or Q is not exact, or not of float64.
+        Q of each power, and the bound on KL(Q || P) [K] of `refined`; none where P or Q is not exact, or float32.
     """
     if not isinstance(prior, GPPosterior) or prior.theta.dtype != torch.float64:
-        return None
-    everything = seen.extend(rows)
+        return []
+    everything, found = seen.extend(rows), []
     place = torch.arange(everything.mask.shape[1], device=everything.mask.device)
-    powers = torch.where(place < seen.mask.sum(1, keepdim=True), 1.0, power).to(everything.y)  # later rows come last
-    posterior = tempered(prior.model, prior.theta, everything, powers, prior.weighting)
-    if posterior is None:
-        return None
-    kl = gaussian_process.function_kl(posterior, prior, seen)
-    return posterior, log_mixture_kl(posterior.log_weights, prior.log_weights, kl)
+    for power in powers:
+        each = torch.where(place < seen.mask.sum(1, keepdim=True), 1.0, power).to(everything.y)  # later rows come last
+        if (posterior := tempered(prior.model, prior.theta, everything, each, prior.weighting)) is None:
+            return []
+        kl = gaussian_process.function_kl(posterior, prior, seen)
+        found.append((posterior, log_mixture_kl(posterior.log_weights, prior.log_weights, kl)))
+    return found
+
+
+def sharing_prior(posterior: Any) -> Any:
+    """Let all that is made of a posterior, and of its rows, share what the prior says of them.
+
+    Args:
+        posterior: any.
+
+    Returns:
+        The same, of an exact Gaussian process under a `Remembered` prior; another kind is left as it is.
+    """
+    if not isinstance(posterior, GPPosterior):
+        return posterior
+    return replace(posterior, model=Remembered(posterior.model))
 
 
 def _divergence(

@@ -16,6 +16,7 @@ from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference.evidence import particle_scores
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
+from pacbayes_fl.models.functions.remembered import Remembered
 from pacbayes_fl.models.inducing import Inducing
 from pacbayes_fl.posteriors.functions import pivoted
 from pacbayes_fl.posteriors.functions.conditioning import (
@@ -25,6 +26,7 @@ from pacbayes_fl.posteriors.functions.conditioning import (
     function_kl,
     partly_refined,
     refined,
+    sharing_prior,
     tempered,
 )
 from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior, gaussian_kl
@@ -118,9 +120,7 @@ def test_a_part_of_the_likelihood_is_between_prior_and_posterior() -> None:
     batch, one = clients(), THETA[:, :1]
     early, late = (batch.rows(torch.arange(*span).expand(batch.clients, -1)) for span in ((0, 2), (2, 5)))
     prior = condition(MODEL, one, early)
-    result = partly_refined(prior, early, late, 0.3)
-    assert result is not None
-    posterior, kl = result
+    ((posterior, kl),) = partly_refined(prior, early, late, [0.3])
     for k in (0, 2):  # with rows of both kinds
         rows = batch.x[k, :5].unsqueeze(0), batch.y[k, :5]
         theta = one[k].unsqueeze(0)
@@ -137,17 +137,36 @@ def test_a_part_of_the_likelihood_is_between_prior_and_posterior() -> None:
         close(posterior.function(rows[0].expand(batch.clients, -1, -1)).means[k, 0], q_mean)
 
 
+def test_posteriors_that_share_their_prior_are_those_that_do_not() -> None:
+    batch = clients()
+    for seen in (2, 0):
+        early = batch.rows(torch.arange(seen).expand(batch.clients, -1))
+        prior = condition(MODEL, THETA, early)
+        alike = sharing_prior(prior)
+        assert isinstance(alike.model, Remembered) and alike.model.inner is MODEL
+        for one, other in zip(
+            [refined(alike, early, batch), *partly_refined(alike, early, batch, [0.3, 1.0])],
+            [refined(prior, early, batch), *partly_refined(prior, early, batch, [0.3, 1.0])],
+            strict=True,
+        ):
+            assert one[0].model is alike.model
+            close(one[1], other[1])
+            close(one[0].function(batch.x).variances, other[0].function(batch.x).variances)
+    sparse = condition(MODEL.with_inducing(Inducing(3)), THETA, batch)
+    assert sharing_prior(sparse) is sparse
+
+
 def test_powers_are_known_of_exact_posteriors_under_gaussian_noise_alone() -> None:
     batch, ones = clients(), torch.ones_like(clients().y)
     none = batch.rows(torch.zeros(batch.clients, 0, dtype=torch.long))
     student = DeepKernelGP(batch.x.shape[2], (4,), (4,), dof=4.0)
     theta = particles(student, len(SIZES), 2)
     assert tempered(student, theta, batch, ones) is None
-    assert partly_refined(condition(student, theta, none), none, batch, 0.5) is None
+    assert partly_refined(condition(student, theta, none), none, batch, [0.5]) == []
     sparse = MODEL.with_inducing(Inducing(3))
     assert tempered(sparse, THETA, batch, ones) is None
-    assert partly_refined(condition(sparse, THETA, none), none, batch, 0.5) is None
-    assert partly_refined(condition(MODEL, THETA.float(), none.to(dtype=torch.float32)), none, batch, 0.5) is None
+    assert partly_refined(condition(sparse, THETA, none), none, batch, [0.5]) == []
+    assert partly_refined(condition(MODEL, THETA.float(), none.to(dtype=torch.float32)), none, batch, [0.5]) == []
 
 
 MIXED = MODEL.with_inducing(Inducing(4, above=3))  # sizes are 5, 1, 12 and 3
