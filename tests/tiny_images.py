@@ -47,7 +47,7 @@ def table(root: Path) -> dict[str, Any]:
         "model": {"widths": [6]},
         "method": {"name": "pfedbayes", "steps": 3, "minibatch": 8, "draws": 4, "join_passes": 2, "rate": 0.02},
         # as with more rows: what few leave open takes trials
-        "methods": {name: {"method": {"zeta": zeta}} for name, zeta in ZETAS.items()},
+        "methods": {name: {"method": {"zeta": zeta}, "model": {"temperature": 1.0}} for name, zeta in ZETAS.items()},
         "federation": {
             "rounds": ROUNDS,
             "checkpoint_every": 2,

@@ -157,7 +157,8 @@ def own_defaults(recipe: Recipe, table: JsonMapping) -> JsonTable:
     """Give the defaults of a study on rows for which nobody has tuned anything.
 
     These are rows of a file of one's own, and published images where clients have no more than 100 training rows: what
-    bundled studies have was looked at with 250. Of the latter the options of the method alone are left open.
+    bundled studies have was looked at with 250. Of the latter the options of the method and the temperature alone are
+    left open.
 
     Args:
         recipe: of its method.
@@ -179,8 +180,11 @@ def own_defaults(recipe: Recipe, table: JsonMapping) -> JsonTable:
     private = _table(table, "privacy").get("epsilon") not in (None, settings.NONE)
     if private or certify.get("scheme") == "folds":
         return {}
-    own = _own_rows(recipe, data.get("task"), _table(table, "model").get("likelihood"))
-    return {part: values for part, values in own.items() if rows is None or part == "method"}
+    if rows is None:
+        return {**_own_rows(recipe, data.get("task"), _table(table, "model").get("likelihood"))}
+    own = _own_rows(recipe, "classification", None)
+    names = {"method": set(own.get("method", ())), TEMPERATURE.table: {TEMPERATURE.option}}
+    return {part: {n: v for n, v in values.items() if n in names.get(part, ())} for part, values in own.items()}
 
 
 def unsaid(recipe: Recipe, stated: JsonMapping, parts: Mapping[str, object]) -> JsonTable:

@@ -140,6 +140,19 @@ def test_few_images_a_client_leave_the_weight_of_the_divergence_open(name: str) 
         assert zeta("femnist-20", other) != "held-out"
 
 
+@pytest.mark.parametrize("name", ["pfedbayes", "sfedbayes", "cfedbayes", "bpfed"])
+def test_few_images_leave_the_temperature_open_too(name: str) -> None:
+    few, said, many = (
+        Study.from_toml("mnist-small", [f"method.name={name}", *sets])
+        for sets in (
+            ["data.options.train=20"],
+            ["data.options.train=20", "model.temperature=1.0"],
+            ["data.options.train=21"],
+        )
+    )
+    assert few.model.temperature == "held-out" and said.model.temperature == many.model.temperature == 1.0  # type: ignore[union-attr]
+
+
 def test_few_images_change_nothing_else() -> None:
     for name in ("fedsi", "local", "fedavg", "fed-ensemble"):
         if "classification" in METHODS[name].learns:
@@ -147,4 +160,5 @@ def test_few_images_change_nothing_else() -> None:
                 Study.from_toml("mnist-small", [f"method.name={name}", f"data.options.train={m}"]) for m in (4, 50)
             )
             assert few.method == many.method and few.federation == many.federation and few.model == many.model
-    assert Study.from_toml("mnist-small", ["method.zeta=1.0", "data.options.train=4"]).held_out == ()
+    given = ["method.zeta=1.0", "model.temperature=1.0", "data.options.train=4"]
+    assert Study.from_toml("mnist-small", given).held_out == ()
