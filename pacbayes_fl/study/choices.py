@@ -183,8 +183,8 @@ def own_defaults(recipe: Recipe, table: JsonMapping) -> JsonTable:
     if rows is None:
         return {**_own_rows(recipe, data.get("task"), _table(table, "model").get("likelihood"))}
     own = _own_rows(recipe, "classification", None)
-    names = {"method": set(own.get("method", ())), TEMPERATURE.table: {TEMPERATURE.option}}
-    return {part: {n: v for n, v in values.items() if n in names.get(part, ())} for part, values in own.items()}
+    names: dict[str, set[str]] = {"method": {*own.get("method", ())}, TEMPERATURE.table: {TEMPERATURE.option}}
+    return {part: {n: v for n, v in values.items() if n in names.get(part, set())} for part, values in own.items()}
 
 
 def unsaid(recipe: Recipe, stated: JsonMapping, parts: Mapping[str, object]) -> JsonTable:
