@@ -18,6 +18,7 @@ _SAMPLE: Final = 2048  # rows by which the key is chosen that sorts them best
 _BLOCK: Final = 2**20  # pairs, or numbers, that are compared in one go
 _PAIRS: Final = 2**27  # of candidates, beyond which whatever is near by its key counts as one
 _SHIFTS: Final = (0.0, 0.5)  # of the grids, in cells
+_ROUNDING: Final = 2.0**-18  # octaves by which a cell is wider for each column: 2.6e-6 of a value
 
 
 def stacked(batch: ClientBatch) -> tuple[Array, Array]:
@@ -232,3 +233,25 @@ def cells(rows: Array, width: Array, salt: int) -> Array:
     scaled = np.where(width > 0, rows / np.where(width > 0, width, 1.0), rows).astype(np.float64)
     grids = [np.where(width > 0, np.floor(scaled + shift), scaled) + 0.0 for shift in _SHIFTS]
     return np.stack([_digest(grid, 2 * salt + at) for at, grid in enumerate(grids)], 1)
+
+
+def rounding_cells(rows: Array) -> Array:
+    """Number the cells of two grids, half a cell apart, in which rows stay that are rounded.
+
+    Cells are as wide as a value is large, so that their edges depend on nothing but the value itself, and any two who
+    hold the row agree on them. They widen with the number of columns c, by which the chance that an edge lies between a
+    row and its twin is the same for any: where values change by a share s of themselves, about s / 2.6e-6 in one grid.
+    In both it is below 1e-4 for single precision, .002 for seven digits and a tenth for six. Rows share a cell where
+    all values agree in sign and to 2.6e-6 c of them.
+
+    Args:
+        rows: [R, c], finite.
+
+    Returns:
+        Numbers of the cells, by grid [2, R, c], int64.
+    """
+    with np.errstate(divide="ignore"):
+        scaled = np.log2(np.abs(rows.astype(np.float64))) / (_ROUNDING * rows.shape[1])
+    scaled = np.where(rows == 0, -(2.0**40), scaled)  # below the smallest number there is
+    at = [np.floor(scaled + shift + 0.25).astype(np.int64) for shift in _SHIFTS]  # round numbers are off the edges
+    return np.stack([2 * cells + (rows < 0) for cells in at])

@@ -5,8 +5,9 @@ was interrupted keeps its part until it is finished. Two runs compose at a clien
 budget holds for every client as runs have it, and for every single row where they deal rows to clients differently.
 
 The file is replaced as a whole, under a lock beside it, and has a checksum. It knows rows by fingerprints of 8 bytes
-under a salt of its own, and runs by keys that are drawn anew whenever a run goes on: of two copies of a run folder that
-both go on, the second is another run, as what it will release is.
+under a salt of its own, by which whoever has the file reads nothing, but can check a guess of a row. It knows runs by
+keys that are drawn anew whenever a run goes on: of two copies of a run folder that both go on, the second is another
+run, as what it will release is.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from pacbayes_fl.privacy.charges import Charge, charge_of
 from pacbayes_fl.privacy.guarantees import rounded
 from pacbayes_fl.results.folder import write_atomic
 
-FORMAT_VERSION: Final = 1
-_PRINT: Final = 8  # bytes: of 10^6 rows beside 10^6 others, two are taken for one with a chance of 5e-8
+FORMAT_VERSION: Final = 2  # 1 knew rows to the bit alone
+_PRINT: Final = 8  # bytes: of 10^6 fingerprints beside 10^6 others, two agree by chance with 5e-8
 _PATIENCE: Final = 120.0  # seconds; who holds the lock adds up a few accounts
 
 Prints = Mapping[str, frozenset[bytes]]
@@ -282,18 +283,23 @@ def read(path: Path) -> Content:
         PrivacyError: when it is missing, damaged or of another version: what was spent is not known then.
     """
     what = f"{path} is missing, damaged or cannot be read: what runs on the same rows have spent is not known"
+    hint = "restore the file from a copy"
     try:
         body = json.loads(path.read_text("utf-8"))
         if body.pop("sha256") != checksum(body):
             raise ValueError("its checksum is of other bytes")
         if body["format_version"] != FORMAT_VERSION:
             what = f"{path} has ledger format {body['format_version']}, this pacbayes_fl reads {FORMAT_VERSION}"
+            hint = "update pacbayes_fl"
+            if body["format_version"] < FORMAT_VERSION:
+                what = f"{what}, which knows rows by other fingerprints"
+                hint = "another file, whose privacy.total is less by what runs of this one have spent (labels.json)"
             raise ValueError("it is of another version")
         runs = {key: _run(saved) for key, saved in body["runs"].items()}
         budget = Budget(body["epsilon"], body["delta"])
         return Content(bytes.fromhex(body["salt"]), budget, body["randomness"] == "simulation", runs)
     except (OSError, *UNREADABLE) as error:
-        raise PrivacyError(what, hint="restore the file from a copy") from error
+        raise PrivacyError(what, hint=hint) from error
 
 
 def _others(runs: int) -> str:

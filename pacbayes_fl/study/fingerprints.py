@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from numpy import ascontiguousarray
+import numpy as np
 
-from pacbayes_fl.data import split, tables
+from pacbayes_fl.data import split, tables, twins
 from pacbayes_fl.study.data import positions_by_client, rows_by_client
 
 
@@ -31,9 +31,12 @@ def of_training_rows(dataset: tables.Dataset, salt: str) -> dict[str, str]:
 
 
 def for_ledger(dataset: tables.Dataset) -> dict[str, frozenset[bytes]]:
-    """Fingerprint every training row by its values, wherever it is read from.
+    """Fingerprint every training row by its values, wherever it is read from and however it was rounded.
 
-    Of numbers to be predicted a row is known by its client and its target too, whichever columns a study takes.
+    A row is known by its cells of `twins.rounding_cells`. Of numbers to be predicted it is known by its client and its
+    target too, whichever columns a study takes: by the target to the bit, and by the cells of two targets that are
+    neighbours in size. Those of a single target are so few that clients of one name would share some by chance, and
+    that whoever holds the fingerprints could try them all.
 
     Args:
         dataset: all rows, in the data's own units.
@@ -44,11 +47,23 @@ def for_ledger(dataset: tables.Dataset) -> dict[str, frozenset[bytes]]:
     train = dataset.groups["existing"].train
     numbers, result = train.y.is_floating_point(), dict[str, frozenset[bytes]]()
     for name, rows in zip(train.names, split.rows_of(train), strict=True):
-        prints = [hashlib.sha256(row.tobytes()).digest() for row in ascontiguousarray(rows)]
+        prints = {*_rounded("row", rows)}
         if numbers:
-            prints += [hashlib.sha256(f"{name!r} {y!r}".encode()).digest() for y in rows[:, -1].tolist()]
+            prints.update(hashlib.sha256(f"{name!r} {y!r}".encode()).digest() for y in rows[:, -1].tolist())
+            targets = np.unique(rows[:, -1])
+            prints.update(_rounded(f"targets {name!r}", np.stack((targets[:-1], targets[1:]), 1)))
         result[name] = frozenset(prints)
     return result
+
+
+def _rounded(what: str, rows: split.Array) -> Iterator[bytes]:
+    """Fingerprint rows [R, c] by their cells, in either grid."""
+    for grid, cells in enumerate(twins.rounding_cells(rows)):
+        start = hashlib.sha256(f"{what} {grid}\n".encode())
+        for row in cells:
+            code = start.copy()
+            code.update(row.tobytes())
+            yield code.digest()
 
 
 def of_all_rows(dataset: tables.Dataset, salt: str) -> dict[str, list[str]]:

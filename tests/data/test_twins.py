@@ -152,3 +152,27 @@ def test_cells_recognise_a_row_that_is_not_there_any_more() -> None:
     assert not np.isin(twins.cells(rows + np.array([2e-4, 0, 0]), width, 7), known).any()
     assert not np.isin(twins.cells(rows, width, 8), known).any()
     assert len(np.unique(known)) == known.size
+
+
+@pytest.mark.parametrize("columns", [1, 2, 9, 300])
+def test_rounding_cells_recognise_rows_of_any_size_and_tell_rows_apart(columns: int) -> None:
+    random = np.random.default_rng(columns)
+    rows = random.normal(size=(2000, columns)) * 10.0 ** random.integers(-6, 9, columns)
+    rows[:, 0] = 2.0 ** random.integers(-3, 4, 2000) if columns > 2 else rows[:, 0]  # round numbers
+    rows[:, 1:] *= random.uniform(size=(2000, columns - 1)) < 0.8  # zeros
+    known = twins.rounding_cells(rows)
+    assert known.shape == (2, 2000, columns)
+    seven = np.array([float(f"{value:.7g}") for value in rows.flat]).reshape(rows.shape)
+    single = rows.astype(np.float32)
+    for twin, missed in ((rows * (1 + 1e-9), 0.0), (rows / (1 + 1e-9), 0.0), (single, 1e-3), (seven, 5e-3)):
+        assert 1 - (known == twins.rounding_cells(twin)).all(2).any(0).mean() <= missed
+    filled = np.where((rows == 0).any(1, keepdims=True), np.where(rows == 0, 1e-300, rows), -rows)
+    for other in (filled, rows * (1 + 1e-5 * columns)):
+        assert not (known == twins.rounding_cells(other)).all(2).any()
+
+
+def test_rounding_cells_hardly_take_a_row_for_another() -> None:
+    """Two columns, the fewest that rows have, of 3000 rows beside 3000 others."""
+    one, other = (twins.rounding_cells(np.random.default_rng(seed).normal(size=(3000, 2))) for seed in (0, 1))
+    for mine, theirs in zip(one, other, strict=True):
+        assert not {row.tobytes() for row in mine} & {row.tobytes() for row in theirs}

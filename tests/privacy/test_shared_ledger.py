@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from dp_accounting import rdp
 
 from pacbayes_fl.errors import PrivacyError
+from pacbayes_fl.files import checksum
 from pacbayes_fl.privacy.accounting import epsilon
 from pacbayes_fl.privacy.charges import Charge
 from pacbayes_fl.privacy.mechanisms import Cohorts
@@ -145,6 +147,19 @@ def test_what_is_not_known_is_never_taken_for_nothing(tmp_path: Path) -> None:
     Folder(path).join([CHARGE])
     with pytest.raises(PrivacyError, match="no longer knows this run"):
         run.place.settle([CHARGE])
+
+
+def test_a_file_of_another_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    Folder(path).join([CHARGE])
+    body = json.loads(path.read_text("utf-8"))
+    del body["sha256"]
+    old = r"fingerprints \(another file, whose privacy\.total is less"
+    for version, hint in ((1, old), (99, "update pacbayes_fl")):
+        other = body | {"format_version": version}
+        path.write_text(json.dumps(other | {"sha256": checksum(other)}), "utf-8")
+        with pytest.raises(PrivacyError, match=rf"format {version}, this pacbayes_fl reads 2.*{hint}"):
+            Folder(path).join([CHARGE])
 
 
 def test_runs_at_once_lose_nothing(tmp_path: Path) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
 
 from pacbayes_fl.data import split, tables
@@ -62,12 +65,46 @@ def test_a_shared_ledger_knows_rows_by_values_and_by_client_and_target(tmp_path:
     """Under another name of the file and of the client, with other columns, and with one value changed."""
     plain = study_fingerprints.for_ledger(of_table(tmp_path))
     train = load(on_csv(tmp_path / "mine.csv")).groups["existing"].train
-    assert [len(plain[name]) for name in train.names] == [2 * int(m) for m in train.size]
+    sizes = {name: int(m) for name, m in zip(train.names, train.size, strict=True)}
+    assert [len(plain[name]) for name in train.names] == [2 * m + m + 2 * (m - 1) for m in sizes.values()]
     fewer = study_fingerprints.for_ledger(load(on_csv(tmp_path / "mine.csv", "data.features=['wind']")))
     renamed = [{**row, "client": f"x{row['client']}"} for row in rows(2)]
     other = study_fingerprints.for_ledger(load(on_csv(write_csv(tmp_path / "other.csv", renamed))))
     changed = study_fingerprints.for_ledger(of_table(tmp_path, (0, "y", 1.0)))
-    for name in plain:
-        half = len(plain[name]) // 2
-        assert len(plain[name] & fewer[name]) == len(plain[name] & other[f"x{name}"]) == half
-        assert len(plain[name] - changed[name]) == 2 * (name == train.names[0])
+    for name, m in sizes.items():
+        assert len(plain[name] & fewer[name]) == m + 2 * (m - 1)
+        assert len(plain[name] & other[f"x{name}"]) == 2 * m
+        assert (plain[name] == changed[name]) == (name != train.names[0]) and plain[name] & changed[name]
+
+
+ROUNDED: Mapping[str, Callable[[float], float]] = {
+    "by a factor": lambda value: value * (1 + 1e-9),
+    "to single precision": lambda value: float(np.float32(value)),
+    "to seven digits": lambda value: float(f"{value:.7g}"),
+}
+
+
+@pytest.mark.parametrize("kind", [*ROUNDED])
+def test_a_shared_ledger_knows_rows_that_were_rounded(kind: str, tmp_path: Path) -> None:
+    """Every row, whatever its client is called; and the client with its targets, whatever the columns are."""
+    plain, table = study_fingerprints.for_ledger(of_table(tmp_path)), rows(2)
+    columns = ("lag_1", "wind", "y")
+    again = [{**row, **{name: ROUNDED[kind](row[name]) for name in columns}} for row in table]
+    file = write_csv(tmp_path / "rounded.csv", again)
+    fewer = study_fingerprints.for_ledger(load(on_csv(file, "data.features=['wind']")))
+    write_csv(file, [{**row, "client": f"x{row['client']}"} for row in again])
+    renamed = study_fingerprints.for_ledger(load(on_csv(file)))
+    train = load(on_csv(tmp_path / "mine.csv")).groups["existing"].train
+    for name, m in zip(train.names, train.size.tolist(), strict=True):
+        assert len(plain[name] & renamed[f"x{name}"]) >= m
+        assert len(plain[name] & fewer[name]) >= m - 1
+    unlike = study_fingerprints.for_ledger(load(on_csv(write_csv(tmp_path / "unlike.csv", rows(3)))))
+    assert not frozenset().union(*plain.values()) & frozenset().union(*unlike.values())
+
+
+def test_a_shared_ledger_knows_a_client_with_a_single_row(tmp_path: Path) -> None:
+    table = rows(2, sizes=(4, 4))
+    plain = study_fingerprints.for_ledger(load(on_csv(write_csv(tmp_path / "a.csv", table))))
+    again = [{**row, **{name: float(np.float32(row[name])) for name in ("lag_1", "wind", "y")}} for row in table]
+    rounded = study_fingerprints.for_ledger(load(on_csv(write_csv(tmp_path / "b.csv", again))))
+    assert all(len(own) == 3 and own & rounded[name] for name, own in plain.items())
