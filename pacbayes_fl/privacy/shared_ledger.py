@@ -100,14 +100,22 @@ class SharedLedger:
         simulated: whether this run's noise comes from a seed.
         rows: fingerprints of what it trains with.
         folder: name of the run's folder, for people.
+        payers: names of other runs that are known to have taken part, without which there is no new file.
     """
 
     def __init__(
-        self, path: Path | str, total: float | None, delta: float, simulated: bool, rows: Prints, folder: str
+        self,
+        path: Path | str,
+        total: float | None,
+        delta: float,
+        simulated: bool,
+        rows: Prints,
+        folder: str,
+        payers: Sequence[str] = (),
     ) -> None:
         """Nothing is read yet."""
         self.path, self._total, self._delta = Path(path), total, delta
-        self._simulated, self._rows, self._folder = simulated, rows, folder
+        self._simulated, self._rows, self._folder, self._payers = simulated, rows, folder, payers
         self._key, self._reserved = "", Counter[Charge]()
 
     def join(self, known: Sequence[str], charges: Sequence[Charge], keep: Callable[[Sequence[str]], None]) -> None:
@@ -221,6 +229,11 @@ class SharedLedger:
     def _content(self, new: bool = False) -> Content:
         """Read the file, or begin a new one."""
         if new and not self.path.exists():
+            if self._payers:
+                more = f" and {len(self._payers) - 1} more" * (len(self._payers) > 1)
+                what = f"{self.path} is not there, and run {self._payers[0]!r}{more} beside this one took part in it"
+                hint = "restore the file from a copy; a ledger that begins without them needs another name"
+                raise PrivacyError(f"{what}: what runs on the same rows have spent is not known", hint=hint)
             if self._total is None:
                 what = f"{self.path} is not there, and a new ledger needs a budget for all runs on the same rows"
                 raise PrivacyError(what, hint="privacy.total = the epsilon that they may spend together")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 import sys
+import tomllib
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from typing import Final
 
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import PrivacyError, caller_stacklevel
+from pacbayes_fl.errors import UNREADABLE, PrivacyError, caller_stacklevel
 from pacbayes_fl.federation import private, reduction
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.private import PrivateAggregator
@@ -27,7 +28,7 @@ from pacbayes_fl.privacy.accounting import Budget, noise_multiplier
 from pacbayes_fl.privacy.adaptive import AdaptiveClip
 from pacbayes_fl.privacy.charges import ROUND, Charge
 from pacbayes_fl.privacy.guarantees import Replacement, rounded
-from pacbayes_fl.privacy.ledger import Ledger
+from pacbayes_fl.privacy.ledger import NAME, Ledger
 from pacbayes_fl.privacy.mechanisms import CohortKind, Cohorts, Mechanism, Neighbours
 from pacbayes_fl.privacy.outside import Outside
 from pacbayes_fl.privacy.shared_ledger import Shared, SharedLedger
@@ -171,11 +172,26 @@ def share_ledger(study: Study, aggregator: PrivateAggregator | None, dataset: ta
     part = study.privacy
     if aggregator is None or part.ledger is None:
         return
-    own, path = aggregator.ledger, Path(os.path.expandvars(part.ledger)).expanduser()
-    folder = own.path.parent.absolute().name
-    rows = fingerprints.for_ledger(dataset)
-    shared = SharedLedger(path, part.total, own.budget.delta, own.simulated, rows, folder)
+    own, path = aggregator.ledger, _path(part.ledger)
+    folder = own.path.parent.absolute()
+    rows, payers = fingerprints.for_ledger(dataset), () if path.exists() else _payers(path, folder.parent)
+    shared = SharedLedger(path, part.total, own.budget.delta, own.simulated, rows, folder.name, payers)
     own.join(shared, aggregator.charge, finished + 1, study.plan.rounds)
+
+
+def _payers(path: Path, beside: Path) -> tuple[str, ...]:
+    """Name the runs in a folder that took part in a shared ledger: those that had joined it when they began."""
+    result = []
+    for file in sorted(beside.glob(f"*/{NAME}")):
+        with suppress(*UNREADABLE):
+            text = file.with_name("study.toml").read_text("utf-8")
+            if _path(tomllib.loads(text)["privacy"]["ledger"]).resolve() == path.resolve():
+                result.append(file.parent.name)
+    return tuple(result)
+
+
+def _path(ledger: str) -> Path:
+    return Path(os.path.expandvars(ledger)).expanduser()
 
 
 def _outside(study: Study, budget: Budget, cohorts: Cohorts, moments: int) -> dict[str, Charge]:

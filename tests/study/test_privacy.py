@@ -767,3 +767,24 @@ def test_a_run_that_was_killed_goes_on_with_what_it_reserved(tmp_path: Path) -> 
     shared.unlink()
     with pytest.raises(PrivacyError, match="is missing"):
         run(folder, *options, resume=True)
+
+
+def test_a_ledger_that_runs_beside_this_one_paid_into_is_not_begun_anew(tmp_path: Path) -> None:
+    (tmp_path / "ledgers").mkdir()
+    shared, other = tmp_path / "ledgers" / "all.json", tmp_path / "ledgers" / "other.json"
+    options = (ON, "federation.rounds=1", "privacy.total=100")
+    run(tmp_path / "one", *options, f"privacy.ledger={shared}")
+    run(tmp_path / "clear", "privacy.epsilon=none", f"privacy.ledger={shared}")  # which pays nothing
+    kept = shared.read_bytes()
+    shared.unlink()
+    (tmp_path / "link").symlink_to(tmp_path / "ledgers")
+    for path in (shared, tmp_path / "link" / "all.json"):
+        with pytest.raises(PrivacyError, match=r"is not there, and run 'one' beside this one took part in it: .* copy"):
+            run(tmp_path / "two", *options, f"privacy.ledger={path}")
+    assert not shared.exists() and not (tmp_path / "two").exists()
+    run(tmp_path / "third", *options, f"privacy.ledger={other}")
+    shared.write_bytes(kept)
+    assert said(run(tmp_path / "two", *options, f"privacy.ledger={shared}"))["ledger"]["other_runs"] == 1
+    shared.unlink()
+    with pytest.raises(PrivacyError, match=r"and run 'one' and 1 more beside this one took part"):
+        run(tmp_path / "four", *options, f"privacy.ledger={shared}")
