@@ -369,6 +369,19 @@ def test_the_mean_of_the_last_servers_is_made_of_releases_and_costs_nothing(simu
         run(tmp_path / "chosen", ON, *chosen)
 
 
+def test_steps_of_the_server_are_made_of_releases_and_cost_nothing(tmp_path: Path) -> None:
+    options = (*quick("pfedbayes"), "method.weighting=uniform", "federation.rounds=3", SEEDED)
+    plain = said(run(tmp_path / "plain", *options))
+    for name, changes in (
+        ("momentum", ("method.server_momentum=0.9",)),
+        ("adam", ("method.server=adam", "method.server_rate=0.1")),
+    ):
+        assert said(run(tmp_path / name, *options, *changes)) == plain
+        assert (tmp_path / name / NAME).read_bytes() == (tmp_path / "plain" / NAME).read_bytes()
+        mine, other = state(tmp_path / name), state(tmp_path / "plain")
+        assert any(not torch.equal(mine[key], leaf) for key, leaf in other.items() if key.startswith("server."))
+
+
 # what is learned ------------------------------------------------------------------------------------------------
 
 
