@@ -1,4 +1,4 @@
-"""Checks of the inputs of bounds."""
+"""Checks of the inputs of bounds, and of the losses that they are measured by."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.bounds.losses import LOSSES, BoundedLoss
+from pacbayes_fl.errors import AssumptionError, ShapeError
 
 Number = Tensor | float
 """One number [] or one a client [K]."""
@@ -63,3 +64,36 @@ def whole(name: str, value: Number) -> Tensor:
         got = value if isinstance(value, bool) else f"{numbers[wrong].flatten()[0].item():g}"
         raise AssumptionError(f"{name} must be at least 1 and a whole number, got {got}{place}")
     return numbers
+
+
+def in_declared_range(loss: BoundedLoss, losses: Tensor, rows: Tensor) -> Tensor:
+    """Check every value of a loss against the range that it declares: a bound of their mean holds for no other.
+
+    The library's own losses cannot leave theirs, and are not looked at: reading a device at every draw takes its time.
+
+    Args:
+        loss: says its range.
+        losses: its values [*]; NaN passes, and is left to whoever asked for them.
+        rows: where they count, bool [*].
+
+    Returns:
+        [*], float64; what rounding of float32 has put beyond the ends is put back.
+
+    Raises:
+        ShapeError: when there is not one value for each row.
+        AssumptionError: naming the loss, its class, its range and the first value outside.
+    """
+    values = losses.double()
+    if type(loss) in LOSSES.values():
+        return values
+    own = f"the loss {loss.name!r} ({type(loss).__name__})"
+    if values.shape != rows.shape:
+        what = f"{own} must give a value for each row, {list(rows.shape)}, got {list(values.shape)}"
+        raise ShapeError(what, hint="without averaging")
+    slack = _ROUNDING * (loss.high - loss.low)
+    wrong = rows & ((values < loss.low - slack) | (values > loss.high + slack))
+    if bool(wrong.any()):
+        what = f"every value of {own} must lie in the range that it declares, [{loss.low:g}, {loss.high:g}]"
+        hint = "clip it, or declare a `low` and a `high` that no row and no prediction can pass"
+        raise AssumptionError(f"{what}, got {values[wrong][0].item():g}", hint=hint)
+    return values.clamp(loss.low, loss.high)

@@ -16,6 +16,7 @@ import torch
 from pyro.distributions import Categorical, Normal, TorchDistribution
 from torch import Tensor
 
+from pacbayes_fl.bounds.checks import in_declared_range
 from pacbayes_fl.bounds.losses import BoundedLoss
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError
@@ -91,7 +92,8 @@ def gibbs_losses(
         The losses, exact or estimates.
 
     Raises:
-        AssumptionError: when the posterior is none of the three, or the loss is for other predictions.
+        AssumptionError: when the posterior is none of the three, the loss is for other predictions, or one of its
+            values is outside of the range that it declares.
     """
     if isinstance(posterior, FunctionPosterior):
         weights = posterior.log_weights.double().exp().unsqueeze(-1)  # type: ignore[attr-defined]
@@ -173,7 +175,7 @@ def predicted_losses(posterior: Any, batch: ClientBatch, loss: BoundedLoss) -> T
         [K, N], float64, in the unit of the loss; 0 on padding.
 
     Raises:
-        AssumptionError: when the loss is for predictions of another kind.
+        AssumptionError: when the loss is for predictions of another kind, or leaves the range that it declares.
     """
     parts = []
     for rows in _blocks(batch):
@@ -183,8 +185,7 @@ def predicted_losses(posterior: Any, batch: ClientBatch, loss: BoundedLoss) -> T
         if hasattr(loss, "expected") != real:
             raise AssumptionError(f"{loss.name} is not for {'real targets' if real else 'labels'}")
         prediction = result.mean if real else result.log_probs
-        losses = cast(RowLoss, loss)(prediction, rows.y).double().nan_to_num(loss.high)
-        parts.append(torch.where(rows.mask, losses, 0.0))
+        parts.append(_by_prediction(prediction, rows, loss).nan_to_num(loss.high))
     return torch.cat(parts, 1)
 
 
@@ -217,7 +218,7 @@ def function_losses(posterior: Any, batch: ClientBatch, loss: BoundedLoss) -> Te
         [K, P, N], in the unit of the loss; 0 on padding.
 
     Raises:
-        AssumptionError: when the loss has no closed form, as that of a label.
+        AssumptionError: when the loss has no closed form, as that of a label, or leaves the range that it declares.
     """
     expected = getattr(loss, "expected", None)
     if expected is None:
@@ -225,8 +226,9 @@ def function_losses(posterior: Any, batch: ClientBatch, loss: BoundedLoss) -> Te
             f"{loss.name} is not for real targets", hint="take 'saturating-square' or 'clipped-square'"
         )
     result = posterior.function(batch.x)
-    losses = expected(result.means, result.variances, batch.y.unsqueeze(1))
-    return torch.where(batch.mask.unsqueeze(1), losses, 0.0).double()
+    mask = batch.mask.unsqueeze(1).expand_as(result.means)
+    losses = in_declared_range(loss, expected(result.means, result.variances, batch.y.unsqueeze(1)), mask)
+    return torch.where(mask, losses, 0.0)
 
 
 def finite_risks(posterior: FinitePosterior, batch: ClientBatch, loss: BoundedLoss) -> tuple[Tensor, Tensor]:
@@ -319,7 +321,12 @@ def _losses(one: TorchDistribution, batch: ClientBatch, loss: BoundedLoss) -> Te
         raise AssumptionError(f"{loss.name} cannot be taken of {type(one).__name__} predictions and {batch.y.dtype}")
     if hasattr(loss, "expected") != batch.y.is_floating_point():
         raise AssumptionError(f"{loss.name} is not for {'real targets' if batch.y.is_floating_point() else 'labels'}")
-    losses = cast(RowLoss, loss)(prediction, batch.y)
+    return _by_prediction(prediction, batch, loss)
+
+
+def _by_prediction(prediction: Tensor, batch: ClientBatch, loss: BoundedLoss) -> Tensor:
+    """Loss of predictions for every row [K, N], float64; 0 on padding."""
+    losses = in_declared_range(loss, cast(RowLoss, loss)(prediction, batch.y), batch.mask)
     return torch.where(batch.mask, losses, 0.0)
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl import bounds
-from pacbayes_fl.bounds import Bound, BoundedLoss, Certificate, ClippedNLL, MonteCarlo, Premises, Provenance, ZeroOne
+from pacbayes_fl.bounds import Bound, BoundedLoss, Certificate, MonteCarlo, Premises, Provenance, ZeroOne
+from pacbayes_fl.bounds.checks import in_declared_range
 from pacbayes_fl.bounds.holdout import of_losses
 from pacbayes_fl.bounds.premises import Source
 from pacbayes_fl.bounds.table import DEFAULT
@@ -71,7 +72,8 @@ def certify_model(
         The certificate; without the premises it says why it is none.
 
     Raises:
-        AssumptionError: when the divergence is not known or infinite, or the loss is not for what the model predicts.
+        AssumptionError: when the divergence is not known or infinite, or the loss is for other predictions or leaves
+            the range that it declares.
         ShapeError: when there are not as many targets as inputs, or no row.
 
     Example:
@@ -87,9 +89,8 @@ def certify_model(
     premises = Premises(provenance, independent, chosen, tried=tried)
     known = hypotheses_of(model, prior, sample, kl, weights, inputs)
     y, repeats = _indexed(targets, known.classes), _repeats(inputs, targets)
-    losses = torch.zeros(len(y), dtype=torch.float64)
-    for weight, one in _weighed(known, draws, torch.Generator().manual_seed(seed)):
-        losses += weight * _losses(one, inputs, y, chosen)
+    each = _weighed(known, draws, torch.Generator().manual_seed(seed))
+    losses = sum((w * _losses(one, inputs, y, chosen) for w, one in each), torch.zeros(len(y), dtype=torch.float64))
     n = repeats.n.squeeze(0)
     if known.draw is None and known.listed is not None and len(known.listed) == 1:
         own, doubtful = (each.squeeze(0) for each in repeats.ordered(losses.unsqueeze(0)))
@@ -153,14 +154,13 @@ def _losses(one: Predict, inputs: Any, y: Tensor, loss: Any) -> Tensor:
     if y.is_floating_point():
         if said.dim() != 1:
             raise ShapeError(f"predictions of real targets must be [n], got {list(said.shape)}")
-        result: Tensor = loss(said.double(), y)
-        return result.double()
+        return in_declared_range(loss, loss(said.double(), y), torch.ones_like(y, dtype=torch.bool))
     if said.dim() == 1:
         if said.is_floating_point() and bool((said != said.round()).any()):
             raise ShapeError("scores of labels must be [n, C], got one number a row")
-        if isinstance(loss, ClippedNLL):
+        if not isinstance(loss, ZeroOne):
             raise AssumptionError(f"{loss.name} needs probabilities, and the model gives labels alone")
         return (said.long() != y).double()
     unknown = (y < 0) | (y >= said.shape[1])
     losses = loss(said.double().log_softmax(-1), y.clamp(0, said.shape[1] - 1))
-    return torch.where(unknown, loss.high, losses)
+    return torch.where(unknown, loss.high, in_declared_range(loss, losses, ~unknown))

@@ -20,6 +20,7 @@ from pacbayes_fl.bounds.risk import (
     gibbs_losses,
     gibbs_risk,
     in_parts,
+    predicted_losses,
 )
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError
@@ -255,3 +256,56 @@ def test_a_client_without_rows_has_no_weights() -> None:
     batch = ClientBatch.pad([(random(0, 2), random(0)), (random(4, 2), random(4))], NAMES[:2], allow_empty=True)
     ((_, weights), _) = in_parts(batch, 2)
     assert weights[0].isnan().all() and weights[1].sum() == 1
+
+
+@dataclass(frozen=True)
+class Own:
+    """A loss of one's own that is declared in [0, 1], of labels or of real targets."""
+
+    most: float
+    name: str = "cost"
+    low: float = 0.0
+    high: float = 1.0
+    convex: bool = False
+
+    def __call__(self, prediction: Tensor, y: Tensor) -> Tensor:
+        return self.most * (torch.arange(y.shape[-1]) == y.shape[-1] - 1).float().expand(y.shape)
+
+
+class OwnOfNumbers(Own):
+    def expected(self, mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+        return self(mean, y.expand_as(mean))
+
+
+@pytest.mark.parametrize("kind", ["drawn", "listed", "functions", "predicted"])
+def test_a_loss_that_leaves_the_range_it_declares_is_refused_wherever_it_is_taken(kind: str) -> None:
+    labels = kind in ("listed", "predicted")
+    loss, wrong = ((Own if labels else OwnOfNumbers)(most) for most in (1.0, 50.0))
+    batch = labelled((4, 4, 4)) if labels else real((4, 4, 4))
+    weights = torch.full((3, 3), 1 / 3, dtype=torch.float64)
+    mixture = NormalMixture(torch.zeros(3, 1), random(3, 1, 4), random(3, 1, 4).square())
+    posterior: object = {
+        "drawn": Drawn(random(3, 2, 1), classes=False),
+        "listed": Linear(random(3, 3, 2, 3), weights),
+        "functions": Functions(mixture),
+        "predicted": Predicting(random(3, 4, 3)),
+    }[kind]
+
+    def risk(loss: Own) -> Tensor:
+        if kind == "predicted":
+            return predicted_losses(posterior, batch, loss).mean(1)
+        return gibbs_risk(posterior, batch, loss, 3, noise(batch)).risk
+
+    assert risk(loss).tolist() == pytest.approx([0.25] * 3)
+    with pytest.raises(AssumptionError, match=r"'cost' \(Own.*\) must lie in the range .*, \[0, 1\], got 50"):
+        risk(wrong)
+
+
+@dataclass(frozen=True)
+class Predicting:
+    """A posterior of which the predictions are known."""
+
+    log_probs: Tensor
+
+    def predict(self, x: Tensor) -> Predicting:
+        return self

@@ -171,3 +171,54 @@ def test_without_premises_it_says_why_it_is_no_certificate() -> None:
 def test_what_cannot_be_certified_is_refused(call: Any, error: type[PacBayesFLError], message: str) -> None:
     with pytest.raises(error, match=message):
         call(LogisticRegression().fit(*data(50)))
+
+
+class Declared:
+    """A loss of numbers that is declared in [0, 1], whatever it gives."""
+
+    name, low, high, convex = "cost", 0.0, 1.0, False
+
+    def __init__(self, most: float) -> None:
+        self.most = most
+
+    def __call__(self, prediction: Tensor, y: Tensor) -> Tensor:
+        return self.most * ((prediction - y).abs() > 2.5).double()
+
+    def expected(self, *moments: Tensor) -> None: ...
+
+
+class OfLabels:
+    """A cost of labels, in [0, 5]."""
+
+    name, low, high, convex = "cost", 0.0, 5.0, False
+
+    def __call__(self, scores: Tensor, y: Tensor) -> Tensor:
+        return 5.0 * (scores.argmax(-1) != y).double()
+
+
+def nought(x: Any) -> Any:
+    return np.zeros(len(x))
+
+
+@pytest.mark.parametrize("kind", ["one", "listed", "drawn"])
+def test_a_loss_that_leaves_its_declared_range_is_refused_though_its_mean_does_not(kind: str) -> None:
+    x = np.arange(100.0)[:, None]
+    y = np.where(x[:, 0] == 7, 3.0, 0.0)  # 50 on one of a hundred rows, .5 on average
+
+    def certified(loss: Any) -> Any:
+        if kind == "drawn":
+            return certify_model(nought, None, (x, y), loss, sample=lambda g: nought, kl=1.0, draws=9, **FINE)
+        return certify_model([nought] * (1 if kind == "one" else 2), None, (x, y), loss, **FINE)
+
+    assert certified(Declared(1.0)).terms["risk"].item() == pytest.approx(0.01)
+    with pytest.raises(AssumptionError, match=r"'cost' \(Declared\) must lie in the range .*, \[0, 1\], got 50"):
+        certified(Declared(50.0))
+
+
+def test_a_loss_of_scores_is_not_taken_for_errors_of_a_model_that_gives_labels_alone() -> None:
+    x, y = data(60)
+    fitted = RidgeClassifier().fit(x, y)
+    scores = certify_model(lambda x: np.eye(2)[fitted.predict(x)], rows=(x, y), loss=OfLabels(), **FINE)
+    assert scores.terms["risk"].item() == pytest.approx(5 * (fitted.predict(x) != y).mean())
+    with pytest.raises(AssumptionError, match="cost needs probabilities, and the model gives labels alone"):
+        certify_model(fitted, rows=(x, y), loss=OfLabels(), **FINE)
