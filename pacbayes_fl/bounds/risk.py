@@ -4,6 +4,10 @@ A risk is exact where the posterior is over Gaussian functions or finitely many 
 over hypotheses that are drawn, and the bound has to pay for the estimate. A draw is one hypothesis that is tried on all
 rows, or on some (`in_parts`), or one for each row: all have the Gibbs risk as their mean, over parts where there are
 any, and draws of every kind are independent.
+
+A prediction that is no number has no loss: where a hypothesis makes one, of a label as of a real target, its row's loss
+is NaN, and so is the client's risk, for which nothing is certified. Of the one predictor that a federation deploys it
+has the largest loss (`predicted_losses`).
 """
 
 from __future__ import annotations
@@ -89,7 +93,7 @@ def gibbs_losses(
         by_row: draw a hypothesis for every row, where the posterior can, which may take a fraction of the time.
 
     Returns:
-        The losses, exact or estimates.
+        The losses, exact or estimates; NaN where a hypothesis predicts NaN, as scores or as a number.
 
     Raises:
         AssumptionError: when the posterior is none of the three, the loss is for other predictions, or one of its
@@ -126,7 +130,7 @@ def drawn_losses(
             on the variance of one hypothesis' losses needs draws of single ones.
 
     Yields:
-        [K, N] of every draw, float64, in the unit of the loss; 0 on padding.
+        [K, N] of every draw, float64, in the unit of the loss; 0 on padding, NaN where it predicts NaN.
     """
     blocks, noise = _blocks(batch), noise.copy()
     each = [_draws(posterior, rows.x, draws, noise, by_row) for rows in blocks]
@@ -215,7 +219,7 @@ def function_losses(posterior: Any, batch: ClientBatch, loss: BoundedLoss) -> Te
         loss: one with a closed form, such as `SaturatingSquare`.
 
     Returns:
-        [K, P, N], in the unit of the loss; 0 on padding.
+        [K, P, N], in the unit of the loss; 0 on padding, NaN where a moment is NaN.
 
     Raises:
         AssumptionError: when the loss has no closed form, as that of a label, or leaves the range that it declares.
@@ -228,6 +232,7 @@ def function_losses(posterior: Any, batch: ClientBatch, loss: BoundedLoss) -> Te
     result = posterior.function(batch.x)
     mask = batch.mask.unsqueeze(1).expand_as(result.means)
     losses = in_declared_range(loss, expected(result.means, result.variances, batch.y.unsqueeze(1)), mask)
+    losses = torch.where((result.means + result.variances).isnan(), torch.nan, losses)
     return torch.where(mask, losses, 0.0)
 
 
@@ -325,8 +330,12 @@ def _losses(one: TorchDistribution, batch: ClientBatch, loss: BoundedLoss) -> Te
 
 
 def _by_prediction(prediction: Tensor, batch: ClientBatch, loss: BoundedLoss) -> Tensor:
-    """Loss of predictions for every row [K, N], float64; 0 on padding."""
+    """Loss of predictions for every row [K, N], float64; 0 on padding, NaN where one is NaN."""
     losses = in_declared_range(loss, cast(RowLoss, loss)(prediction, batch.y), batch.mask)
+    missing = prediction.isnan()
+    if not batch.y.is_floating_point():
+        missing = missing.any(-1)  # the largest of such scores is NaN, in a place that may be that of the label
+    losses = torch.where(missing, torch.nan, losses)
     return torch.where(batch.mask, losses, 0.0)
 
 

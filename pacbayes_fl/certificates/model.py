@@ -72,8 +72,8 @@ def certify_model(
         The certificate; without the premises it says why it is none.
 
     Raises:
-        AssumptionError: when the divergence is not known or infinite, or the loss is for other predictions or leaves
-            the range that it declares.
+        AssumptionError: when the divergence is not known or infinite, a prediction is NaN, or the loss is for other
+            predictions or leaves the range that it declares.
         ShapeError: when there are not as many targets as inputs, or no row.
 
     Example:
@@ -151,9 +151,18 @@ def _losses(one: Predict, inputs: Any, y: Tensor, loss: Any) -> Tensor:
     said = outputs_of(one(inputs)).cpu()
     if len(said) != len(y):
         raise ShapeError(f"the model gives {len(said)} predictions of {len(y)} rows")
+    if y.is_floating_point() and said.dim() != 1:
+        raise ShapeError(f"predictions of real targets must be [n], got {list(said.shape)}")
+    if said.dim() > 1:
+        said = said.double().log_softmax(-1)
+    missing = said.isnan().reshape(len(y), -1).any(1)
+    if bool(missing.any()):
+        which = f"{int(missing.sum())} of {len(y)} rows, row {int(missing.nonzero()[0])} first"
+        raise AssumptionError(
+            f"predictions must be numbers, got NaN in {which}",
+            hint="what is no number has no loss: see what the model makes of these inputs",
+        )
     if y.is_floating_point():
-        if said.dim() != 1:
-            raise ShapeError(f"predictions of real targets must be [n], got {list(said.shape)}")
         return in_declared_range(loss, loss(said.double(), y), torch.ones_like(y, dtype=torch.bool))
     if said.dim() == 1:
         if said.is_floating_point() and bool((said != said.round()).any()):
@@ -162,5 +171,5 @@ def _losses(one: Predict, inputs: Any, y: Tensor, loss: Any) -> Tensor:
             raise AssumptionError(f"{loss.name} needs probabilities, and the model gives labels alone")
         return (said.long() != y).double()
     unknown = (y < 0) | (y >= said.shape[1])
-    losses = loss(said.double().log_softmax(-1), y.clamp(0, said.shape[1] - 1))
+    losses = loss(said, y.clamp(0, said.shape[1] - 1))
     return torch.where(unknown, loss.high, in_declared_range(loss, losses, ~unknown))

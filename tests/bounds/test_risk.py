@@ -309,3 +309,57 @@ class Predicting:
 
     def predict(self, x: Tensor) -> Predicting:
         return self
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Another posterior, whose hypotheses predict NaN in the first row: in the score of one class, or a number."""
+
+    of: object
+    score: int
+
+    def sample_hypotheses(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
+        yield from (self.broken(one) for one in self.of.sample_hypotheses(x, draws, noise))  # type: ignore[attr-defined]
+
+    def broken(self, one: TorchDistribution) -> TorchDistribution:
+        if isinstance(one, Normal):
+            mean = one.mean.clone()
+            mean[0, 0] = torch.nan
+            return Normal(mean, 1.0, validate_args=False)
+        logits = one.logits.clone()  # type: ignore[attr-defined]
+        logits[0, 0, self.score] = torch.nan
+        return Categorical(logits=logits, validate_args=False)
+
+
+@pytest.mark.parametrize("score", range(3))
+@pytest.mark.parametrize("loss", [ZeroOne(), ClippedNLL(), Own(1.0), SaturatingSquare(), OwnOfNumbers(1.0)])
+def test_a_prediction_that_is_no_number_leaves_its_client_without_a_risk(score: int, loss: ZeroOne) -> None:
+    labels = not hasattr(loss, "expected")
+    batch = labelled() if labels else real()
+    posterior = Broken(Drawn(random(3, 2, 3 if labels else 1), classes=labels), score)
+    risk = gibbs_risk(posterior, batch, loss, 2, noise(batch)).risk
+    assert risk.isnan().tolist() == [True, False, False]
+    batch.mask[0, 0] = False  # padding
+    assert gibbs_risk(posterior, batch, loss, 2, noise(batch)).risk.isfinite().all()
+
+
+def test_a_variance_that_is_no_number_is_not_taken_for_none() -> None:
+    batch = real()
+    mixture = NormalMixture(torch.zeros(3, 1), random(3, 1, 5), torch.ones(3, 1, 5).double())
+    mixture.variances[0, 0, 0] = torch.nan
+    for loss in (SaturatingSquare(), ClippedSquare(1.0)):
+        assert function_risks(Functions(mixture), batch, loss).isnan().flatten().tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize("score", range(3))
+@pytest.mark.parametrize("loss", [ZeroOne(), ClippedNLL()])
+def test_the_predictor_that_is_deployed_has_the_largest_loss_where_it_gives_no_number(
+    score: int, loss: ZeroOne | ClippedNLL
+) -> None:
+    batch = labelled()
+    log_probs = torch.full((3, 5, 3), -50.0)
+    log_probs.scatter_(-1, batch.y.unsqueeze(-1), 0.0)
+    log_probs[0, 0, score] = torch.nan
+    expected = torch.zeros(3, 5, dtype=torch.float64)
+    expected[0, 0] = 1.0
+    assert torch.equal(predicted_losses(Predicting(log_probs), batch, loss), expected)

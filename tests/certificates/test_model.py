@@ -222,3 +222,24 @@ def test_a_loss_of_scores_is_not_taken_for_errors_of_a_model_that_gives_labels_a
     assert scores.terms["risk"].item() == pytest.approx(5 * (fitted.predict(x) != y).mean())
     with pytest.raises(AssumptionError, match="cost needs probabilities, and the model gives labels alone"):
         certify_model(fitted, rows=(x, y), loss=OfLabels(), **FINE)
+
+
+@pytest.mark.parametrize("kind", ["one", "listed", "drawn"])
+@pytest.mark.parametrize("said", ["scores", "one score", "infinities", "labels", "numbers"])
+def test_predictions_that_are_no_numbers_are_refused(kind: str, said: str) -> None:
+    x, y = data(60)
+    targets = y + 0.0 if said == "numbers" else y
+
+    def model(x: Any) -> Any:
+        result = np.zeros(len(x)) if said in ("labels", "numbers") else np.zeros((len(x), 2))
+        if said == "one score":
+            result[7, 1] = np.nan
+        else:
+            result[7] = np.inf if said == "infinities" else np.nan
+        return result
+
+    with pytest.raises(AssumptionError, match="predictions must be numbers, got NaN in 1 of 60 rows, row 7 first"):
+        if kind == "drawn":
+            certify_model(model, None, (x, targets), sample=lambda g: model, kl=1.0, draws=9, **FINE)
+        else:
+            certify_model([model] * (1 if kind == "one" else 2), None, (x, targets), **FINE)
