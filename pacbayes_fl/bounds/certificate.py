@@ -31,6 +31,8 @@ Terms = Mapping[str, Tensor]
 Formula = Callable[[Terms], Mapping[str, Tensor]]
 """Turns terms into the named parts that sum to the bound."""
 
+_ROUNDING = 1e-5  # of the range: what a mean in float32 of many losses may be off by
+
 
 @dataclass(frozen=True)
 class MonteCarlo:
@@ -42,11 +44,11 @@ class MonteCarlo:
         draws: number of draws, M.
         delta: probability with which the estimate may mislead, taken from the certificate's delta, [] or [K].
         risks: of every draw [M] or [K, M], in the unit of the loss, whose mean the risk is: what is paid follows from
-            how little they differ (`costs.drawn_risk`). None where the mean alone is known.
+            how little they differ (`costs.drawn_risk`). None where the mean alone is known. Another risk is refused.
         trials: independent losses whose mean the risk is, [] or [K]: M n where each of n rows has a hypothesis of its
             own in every draw. None where a draw is one hypothesis that is evaluated on all rows.
         variances: of every draw's losses over the rows [M] or [K, M], in the squared unit of the loss, for bounds by
-            the variance. None where their mean alone is known.
+            the variance, which is their mean. None where that alone is known.
 
     Example:
         >>> from pacbayes_fl.bounds import Premises, Provenance, MonteCarlo, seeger
@@ -251,7 +253,7 @@ def certify(
 
     Raises:
         AssumptionError: when delta is no probability or does not cover what is spent of it, that of the prior's privacy
-            included, or the loss has no range and the bound needs one.
+            included, the loss has no range and the bound needs one, or an estimate is not the mean of its draws.
     """
     if not any_range:
         require_bounded(premises.loss)
@@ -263,10 +265,13 @@ def certify(
             extra["mc_draws"] = _trials(monte_carlo.trials, monte_carlo.draws, terms)
         elif monte_carlo.risks is not None and "risk" in terms:
             risks = checked("risks of draws", monte_carlo.risks, premises.loss.low, premises.loss.high)
+            _require_mean("risk", terms["risk"], risks, premises.loss.high - premises.loss.low)
             extra["mc_risks"] = grouped(risks)
         if monte_carlo.variances is not None and "variance" in terms:
             largest = 0.25 * (premises.loss.high - premises.loss.low) ** 2
-            extra["mc_variances"] = grouped(checked("variances of draws", monte_carlo.variances, 0.0, largest))
+            variances = checked("variances of draws", monte_carlo.variances, 0.0, largest)
+            _require_mean("variance", terms["variance"], variances, largest)
+            extra["mc_variances"] = grouped(variances)
     numbers = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in extra.items()}
     device = next(iter(terms.values())).device
     if "prior_delta" in numbers and bool((numbers["delta"] <= numbers["prior_delta"]).any()):
@@ -287,6 +292,17 @@ def certify(
         premises,
         (*premises.broken(), *reasons),
     )
+
+
+def _require_mean(name: str, given: Tensor, draws: Tensor, largest: float) -> None:
+    """Refuse a number [] or [K] that is not the mean of the draws [M] or [K, M]: the bound would be by these alone."""
+    expected, number = torch.broadcast_tensors(draws.mean(-1), given.detach().to(draws.device))
+    wrong = (number - expected).abs() > _ROUNDING * (largest if math.isfinite(largest) else 1.0 + expected.abs())
+    if bool(wrong.any()):
+        place = f" (client {int(wrong.nonzero()[0])})" if wrong.dim() else ""
+        got = f"{expected[wrong][0].item():g}, got {number[wrong][0].item():g}{place}"
+        what = f"{name} must be the mean of its {draws.shape[-1]} draws, {got}"
+        raise AssumptionError(what, hint=f"give the mean over the draws of `monte_carlo`, or leave these {name}s out")
 
 
 def _trials(given: Number, draws: int, terms: Mapping[str, Tensor]) -> Tensor:

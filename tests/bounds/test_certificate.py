@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from pacbayes_fl.bounds.bernstein import empirical_bernstein
 from pacbayes_fl.bounds.certificate import MonteCarlo, split_delta, trivial_bound
 from pacbayes_fl.bounds.client import alquier, mcallester, seeger
 from pacbayes_fl.bounds.losses import ClippedNLL, LossRange, ZeroOne
@@ -163,3 +164,21 @@ def test_a_bound_just_below_the_range_may_tell_of_no_learning() -> None:
     server = server_bound(torch.tensor([0.1, 0.2]), 30.0, 30, 2.0, 0.05, FINE)
     alone = server_bound(torch.tensor([0.5, 0.5]), 30.0, 30, 0.0, 0.05, FINE)
     assert trivial_bound(server, 0.5).item() == pytest.approx(alone.value.item(), rel=1e-12)
+
+
+def test_an_estimate_is_the_mean_of_its_draws_or_refused() -> None:
+    """The bound is by the draws: a risk above their mean would bound nothing."""
+    risks = torch.rand(2, 50, generator=torch.Generator().manual_seed(0))
+    drawn = MonteCarlo(50, 0.01, risks)
+    assert seeger(risks.mean(1), 1.0, 100, 0.05, FINE, monte_carlo=drawn).valid  # in float32
+    with pytest.raises(AssumptionError, match=r"risk must be the mean of its 50 draws, 0.\d+, got 0.5 \(client 1\)"):
+        seeger(torch.tensor([risks[0].mean(), 0.5]), 1.0, 100, 0.05, FINE, monte_carlo=drawn)
+    for low in (torch.zeros(50), torch.ones(50)):
+        with pytest.raises(AssumptionError, match=r"risk must be the mean of its 50 draws, [01], got 0.5 \(give"):
+            seeger(0.5, 1.0, 100, 0.05, FINE, monte_carlo=MonteCarlo(50, 0.01, low))
+    known: dict[str, Any] = {"risk": 0.5, "kl": 1.0, "n": 100, "delta": 0.05, "premises": FINE}
+    equal = torch.full((50,), 0.5), torch.full((50,), 0.1)
+    assert empirical_bernstein(**known, variance=0.1, monte_carlo=MonteCarlo(50, 0.01, *equal)).valid
+    with pytest.raises(AssumptionError, match=r"variance must be the mean of its 50 draws, 0.1, got 0.2"):
+        empirical_bernstein(**known, variance=0.2, monte_carlo=MonteCarlo(50, 0.01, *equal))
+    assert seeger(0.5, 1.0, 100, 0.05, FINE, monte_carlo=MonteCarlo(50, 0.01, trials=5000)).valid
