@@ -24,6 +24,7 @@ from pacbayes_fl.bounds.risk import (
     predicted_losses,
 )
 from pacbayes_fl.certificates.choice import PILOT, Candidate, candidates, choose, merged, rewrapped, unwrapped
+from pacbayes_fl.certificates.repeats import largest_variance
 from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.certificates.rows import BoundRows
 from pacbayes_fl.data.batch import ClientBatch
@@ -353,7 +354,7 @@ def _risks(
             if spread:
                 mean = risks[place][-1]
                 squares = torch.where(rows.mask, one - mean.unsqueeze(1), 0.0).square().sum(1) / size
-                variances[place].append(squares if plain else _largest_variance(mean, loss))
+                variances[place].append(squares if plain else largest_variance(mean, loss))
     result = []
     for known, varied in zip(risks, variances, strict=True):
         own = torch.stack(known, 1)
@@ -402,17 +403,11 @@ def _risk(posterior: object, subset: BoundRows, loss: BoundedLoss, request: Requ
     risk = repeats.risk(gibbs_losses(posterior, rows, loss, request.draws, drawing).rows)
     if "variance" not in request.record.needs:
         return _Risk(risk, *[torch.full_like(risk, math.nan)] * 2)
-    largest = _largest_variance(risk, loss)  # E_Q of a variance is at most E_Q of the mean square less L^(Q)^2
+    largest = largest_variance(risk, loss)  # E_Q of a variance is at most E_Q of the mean square less L^(Q)^2
     squares = gibbs_losses(posterior, rows, squared(loss), request.draws, drawing).rows.sum(1) / _size(rows)
     plain = not bool(repeats.left_out.any())
     variance = torch.minimum(largest, (squares - risk.square()).clamp_min(0.0)) if plain else largest
     return _Risk(risk, variance, torch.full_like(risk, math.nan))
-
-
-def _largest_variance(risk: Tensor, loss: BoundedLoss) -> Tensor:
-    """Largest variance of losses of a mean that is at most the risk: of such as lie at both ends of the range."""
-    mean = risk.clamp_max(0.5 * (loss.low + loss.high))
-    return (mean - loss.low) * (loss.high - mean)
 
 
 def _of_predictor(prior: Any, subset: BoundRows, loss: BoundedLoss, own: Tensor | None) -> _Columns:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,8 +16,11 @@ from pacbayes_fl.bounds.holdout import of_losses
 from pacbayes_fl.bounds.premises import Source
 from pacbayes_fl.bounds.table import DEFAULT
 from pacbayes_fl.certificates.hypotheses import Hypotheses, Predict, hypotheses_of, outputs_of
-from pacbayes_fl.certificates.repeats import Repeats
+from pacbayes_fl.certificates.repeats import Repeats, largest_variance
 from pacbayes_fl.errors import AssumptionError, ShapeError
+
+_MEASURED = ("risk", "variance", "kl", "n", "beta"), ("losses", "risk", "n")
+"""Numbers that bounds can have of a posterior, and of one predictor."""
 
 
 def certify_model(
@@ -28,7 +32,7 @@ def certify_model(
     source: Source | Provenance = "unknown",
     independent: bool = False,
     delta: float = 0.05,
-    bound: str | Bound = DEFAULT,
+    bound: str | Bound | None = None,
     beta: float | None = None,
     sample: Any = None,
     kl: Any = None,
@@ -58,7 +62,8 @@ def certify_model(
         source: where the prior, or a predictor, came from, as seen from these rows: see `bounds.Provenance`.
         independent: declares that the rows are independent draws of one distribution.
         delta: probability with which the bound may fail.
-        bound: of a posterior: a name of `bounds.BOUNDS`, a reference, or a record, which takes risk, kl and n.
+        bound: a name of `bounds.BOUNDS`, a reference or a record: of a posterior one by risk, variance, kl, n or beta,
+            the default of the table when None; of a predictor a hold-out bound, `bounds.holdout_for` when None.
         beta: of bounds at a temperature, fixed before the rows are seen.
         sample: draws a predictor from a `torch.Generator`; a module without one draws whenever it is called.
         kl: KL(model || prior) in nats, or a function of both that gives it.
@@ -72,8 +77,8 @@ def certify_model(
         The certificate; without the premises it says why it is none.
 
     Raises:
-        AssumptionError: when the divergence is not known or infinite, a prediction is NaN, or the loss is for other
-            predictions or leaves the range that it declares.
+        AssumptionError: when the divergence is not known or infinite, a prediction is NaN, the loss is for other
+            predictions or leaves the range that it declares, or the bound is for other models.
         ShapeError: when there are not as many targets as inputs, or no row.
 
     Example:
@@ -89,16 +94,76 @@ def certify_model(
     premises = Premises(provenance, independent, chosen, tried=tried)
     known = hypotheses_of(model, prior, sample, kl, weights, inputs)
     y, repeats = _indexed(targets, known.classes), _repeats(inputs, targets)
+    record = _bound_of(known, bound, chosen)
     each = _weighed(known, draws, torch.Generator().manual_seed(seed))
-    losses = sum((w * _losses(one, inputs, y, chosen) for w, one in each), torch.zeros(len(y), dtype=torch.float64))
+    losses = ((weight, _losses(one, inputs, y, chosen)) for weight, one in each)
+    made = _measured(losses, repeats, chosen, known.draw is not None)
+    if record.fixed:
+        return _of_fixed(record, made, repeats, delta, premises)
+    numbers = {"risk": made.risk, "variance": made.variance, "kl": known.kl, "n": repeats.n.squeeze(0), "beta": beta}
+    estimate = None if known.draw is None else MonteCarlo(draws, draws_delta * delta, made.risks, made.variances)
+    return record.certify(numbers, delta, premises, estimate)
+
+
+class _Measured(NamedTuple):
+    """Numbers of a model on the rows of the bound, float64.
+
+    Args:
+        losses: averaged over hypotheses [n].
+        risk: averaged over hypotheses, on whichever rows that may be own draws make it largest [].
+        variance: of the losses over rows, averaged over hypotheses, or more [].
+        risks: of every hypothesis, on its own such rows [M].
+        variances: of every hypothesis, or more [M].
+    """
+
+    losses: Tensor
+    risk: Tensor
+    variance: Tensor
+    risks: Tensor
+    variances: Tensor
+
+
+def _measured(each: Iterator[tuple[float, Tensor]], repeats: Repeats, loss: BoundedLoss, drawn: bool) -> _Measured:
+    """Take the numbers of hypotheses from their weights and losses [n], one after another.
+
+    The risk of draws is the mean of theirs, which pay for it, and no less than that of the losses' means.
+    """
+    plain, total = not bool(repeats.left_out.any()), torch.zeros(1, dtype=torch.float64)
+    weights, risks, variances = [], [], []
+    for weight, own in each:
+        total = total + weight * own
+        weights.append(weight)
+        risks.append(repeats.risk(own.unsqueeze(0)).squeeze(0))
+        variances.append(own.var(correction=0) if plain else largest_variance(risks[-1], loss))
+    own, varied = torch.stack(risks), torch.stack(variances)
+    risk = own.mean() if drawn else repeats.risk(total.unsqueeze(0)).squeeze(0)
+    variance = (torch.tensor(weights, dtype=torch.float64) * varied).sum()
+    return _Measured(total, risk, torch.minimum(variance, largest_variance(risk, loss)), own, varied)
+
+
+def _bound_of(known: Hypotheses, bound: str | Bound | None, loss: BoundedLoss) -> Bound:
+    """Take the bound that was asked for, or that of the kind of model; refuse one of which a number is not known."""
+    fixed = known.listed is not None and len(known.listed) == 1
+    if bound is None:
+        return bounds.holdout_for(loss) if fixed else bounds.bound_named(DEFAULT)
+    record, own = bounds.bound_named(bound), _MEASURED[fixed]
+    unknown = [name for name in record.needs if name not in own]
+    if record.fixed == fixed and not unknown:
+        return record
+    what = f"the bound {record.name!r} needs {', '.join(unknown)}, which certify_model does not know of a model"
+    if record.fixed != fixed:
+        kinds = "a posterior", "one predictor that is fixed"
+        what = f"the bound {record.name!r} is on {kinds[record.fixed]}, and the model is {kinds[fixed]}"
+    others = [name for name, each in bounds.BOUNDS.items() if each.fixed == fixed and {*own}.issuperset(each.needs)]
+    raise AssumptionError(what, hint=f"take one of {', '.join(others)}; others are functions of numbers, in `bounds`")
+
+
+def _of_fixed(bound: Bound, made: _Measured, repeats: Repeats, delta: float, premises: Premises) -> Certificate:
     n = repeats.n.squeeze(0)
-    if known.draw is None and known.listed is not None and len(known.listed) == 1:
-        own, doubtful = (each.squeeze(0) for each in repeats.ordered(losses.unsqueeze(0)))
-        return of_losses(bounds.holdout_for(chosen), own, n, doubtful, delta, premises)
-    risk = repeats.risk(losses.unsqueeze(0)).squeeze(0)
-    numbers = {"risk": risk, "kl": known.kl, "n": n, "beta": beta}
-    estimate = None if known.draw is None else MonteCarlo(draws, draws_delta * delta)
-    return bounds.bound_named(bound).certify(numbers, delta, premises, estimate)
+    if not bound.counts and "losses" not in bound.needs:
+        return bound.certify({"risk": made.risk, "n": n}, delta, premises)  # the largest risk, the fewest rows
+    own, doubtful = (each.squeeze(0) for each in repeats.ordered(made.losses.unsqueeze(0)))
+    return of_losses(bound, own, n, doubtful, delta, premises)
 
 
 def _checked(rows: tuple[Any, Any] | None, loss: BoundedLoss | str | None) -> tuple[Any, Any, BoundedLoss]:
@@ -141,6 +206,10 @@ def _indexed(targets: Any, classes: Any) -> Tensor:
 def _repeats(inputs: Any, targets: Any) -> Repeats:
     table = inputs.detach().cpu().numpy() if isinstance(inputs, Tensor) else np.asarray(inputs)
     numeric = table.dtype != object
+    if table.dtype.kind in "fc":
+        table = table + 0  # -0 becomes 0
+    elif not numeric:
+        table = np.frompyfunc(lambda each: each + 0.0 if isinstance(each, float) else each, 1, 1)(table)
     seen: dict[object, int] = {}
     keys = ((each.tobytes() if numeric else repr(each), y) for each, y in zip(table, targets.tolist(), strict=True))
     return Repeats(torch.tensor([[seen.setdefault(key, len(seen)) for key in keys]]), False)

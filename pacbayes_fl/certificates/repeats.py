@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pacbayes_fl.bounds import BoundedLoss
 from pacbayes_fl.data import twins
 from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.batch import ClientBatch
@@ -124,6 +125,20 @@ def _largest(losses: Tensor, cluster: Tensor, n: int) -> Tensor:
     more = torch.where(needed, 0.0, falling).cumsum(-1)
     means = (base + more) / (n + (~needed).cumsum(-1))
     return torch.maximum(means.amax(-1), (base / n).squeeze(-1))
+
+
+def largest_variance(risk: Tensor, loss: BoundedLoss) -> Tensor:
+    """Largest variance of losses of a mean that is at most the risk: of such as lie at both ends of the range.
+
+    Args:
+        risk: the largest on any rows that may be own draws [*], in the unit of the loss.
+        loss: gives the range.
+
+    Returns:
+        [*], in the squared unit of the loss: no less than the variance on any of these rows.
+    """
+    mean = risk.clamp_max(0.5 * (loss.low + loss.high))
+    return (mean - loss.low) * (loss.high - mean)
 
 
 def repeats_of(trained: Trained, name: str, rows: ClientBatch, independent: bool = False) -> Repeats:

@@ -326,7 +326,7 @@ class Broken:
             mean = one.mean.clone()
             mean[0, 0] = torch.nan
             return Normal(mean, 1.0, validate_args=False)
-        logits = one.logits.clone()  # type: ignore[attr-defined]
+        logits = one.logits.clone()
         logits[0, 0, self.score] = torch.nan
         return Categorical(logits=logits, validate_args=False)
 

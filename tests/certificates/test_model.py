@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from pacbayes_fl import certify_model
 from pacbayes_fl.bounds import (
+    BOUNDS,
     ClippedNLL,
+    MonteCarlo,
     Premises,
     Provenance,
     SaturatingSquare,
@@ -243,3 +245,119 @@ def test_predictions_that_are_no_numbers_are_refused(kind: str, said: str) -> No
             certify_model(model, None, (x, targets), sample=lambda g: model, kl=1.0, draws=9, **FINE)
         else:
             certify_model([model] * (1 if kind == "one" else 2), None, (x, targets), **FINE)
+
+
+PREMISES = Premises(Provenance("split"), independent=True)
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, object])
+def test_rows_that_differ_by_the_sign_of_a_nought_are_one_row(kind: Any) -> None:
+    x, y = data(40, 9)
+    model = lambda x: np.stack([-x[:, 0], x[:, 0]], 1).astype(float)  # noqa: E731
+    signed = (np.c_[x, np.full(40, nought)].astype(kind) for nought in (0.0, -0.0))
+    once, twice = (
+        certify_model(model, rows=rows, **FINE)
+        for rows in ((np.c_[x, np.zeros(40)], y), (np.concatenate([*signed]), np.tile(y, 2)))
+    )
+    errors = int(((x[:, 0] > 0) != y).sum())
+    assert once.terms["n"].item() == 40 and errors and twice.terms["n"].item() == 40 + errors
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("name", ["holdout-chernoff", "holdout-kl", "holdout-hoeffding", "holdout-betting"])
+def test_a_predictor_has_the_bound_that_was_asked_for(name: str, times: int) -> None:
+    (x, y), model = data(60, 4), LogisticRegression().fit(*data(50))
+    wrong = model.predict(x) != y
+    got = certify_model(model, rows=(np.tile(x, (times, 1)), np.tile(y, times)), bound=name, **FINE)
+    risk, n = times * wrong.sum() / (60 + (times - 1) * wrong.sum()), 60  # copies of errors count in the risk alone
+    if name == "holdout-betting":
+        doubtful = torch.from_numpy(np.sort(wrong.astype(float))[::-1].copy()).repeat(times)
+        expected = holdout_betting(doubtful, 0.05, PREMISES, rows=60, doubtful=60 * (times - 1))
+    else:
+        expected = BOUNDS[name].certify({"risk": risk, "n": n}, 0.05, PREMISES)
+    assert got.theorem == expected.theorem and got.valid
+    assert got.value.item() == pytest.approx(expected.value.item(), rel=1e-12)
+    assert from_record(to_record(got)).value.item() == got.value.item()
+
+
+@pytest.mark.parametrize(
+    ("bound", "posterior", "message"),
+    [
+        ("seeger", False, r"'seeger' is on a posterior, and the model is one predictor .*one of holdout-binomial, "),
+        (
+            "holdout-kl",
+            True,
+            r"'holdout-kl' is on one predictor that is fixed, and the model is a posterior .*seeger",
+        ),
+        ("one-draw", True, r"'one-draw' needs log_ratio, which certify_model does not know .*empirical-bernstein"),
+        ("gibbs", True, "'gibbs' needs log_z, which certify_model does not know"),
+        ("server", True, "'server' needs free_energy, m, which certify_model does not know"),
+        ("tandem", True, "'tandem' needs tandem_risk, which certify_model does not know"),
+    ],
+)
+def test_a_bound_for_other_models_is_refused_before_a_draw(bound: str, posterior: bool, message: str) -> None:
+    def drawn(generator: torch.Generator) -> Any:
+        raise AssertionError
+
+    def call() -> Any:
+        if posterior:
+            return certify_model(None, None, data(30), bound=bound, sample=drawn, kl=1.0, **FINE)
+        return certify_model(LogisticRegression().fit(*data(50)), rows=data(30), bound=bound, **FINE)
+
+    with pytest.raises(AssumptionError, match=message):
+        call()
+    if posterior:
+        with pytest.raises(AssumptionError, match=message):
+            certify_model([nought] * 2, None, data(30), bound=bound, **FINE)
+
+
+def linear(generator: torch.Generator) -> Any:
+    slope = 0.1 * torch.randn((), generator=generator).item()
+    return lambda x: slope * x[:, 0]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_draws_are_paid_for_by_betting_on_their_risks(times: int) -> None:
+    x = data(50, 6)[0]
+    y = 0.3 * x[:, 1]
+    rows = np.tile(x, (times, 1)), np.tile(y, times)
+    got = certify_model(None, None, rows, sample=linear, kl=1.0, draws=100, **FINE)
+    generator = torch.Generator().manual_seed(0)
+    losses = np.stack([1 - np.exp(-((linear(generator)(x) - y) ** 2)) for _ in range(100)])
+    ordered = np.sort(losses)[:, ::-1]  # copies count where they are above the mean: the largest over how many do
+    sums, counts = losses.sum(1, keepdims=True) + np.cumsum(np.c_[np.zeros(100), ordered], 1), 50 + np.arange(51)
+    risks = torch.from_numpy(losses.mean(1) if times == 1 else (sums / counts).max(1))
+    drawn = MonteCarlo(100, 0.01, risks)
+    expected = seeger(risks.mean(), 1.0, 50, 0.05, PREMISES, monte_carlo=drawn).value.item()
+    assert got.valid and got.value.item() == pytest.approx(expected, rel=1e-10)
+    assert got.value.item() < seeger(risks.mean(), 1.0, 50, 0.05, PREMISES, monte_carlo=MonteCarlo(100, 0.01)).value
+    assert from_record(to_record(got)).value.item() == got.value.item()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("listed", [True, False])
+def test_the_variance_of_the_losses_is_measured_for_the_bound_that_needs_it(listed: bool, times: int) -> None:
+    x = data(400, 6)[0]
+    y = 0.3 * x[:, 1]
+    rows = np.tile(x, (times, 1)), np.tile(y, times)
+    generator = torch.Generator().manual_seed(0)
+    ones = [linear(generator) for _ in range(100)]
+    more: Any = {"sample": linear, "kl": 0.0, "draws": 100}
+    got, other = (
+        certify_model([*ones] if listed else None, None, rows, bound=name, **({} if listed else more), **FINE)
+        for name in ("empirical-bernstein", "seeger")
+    )
+    losses = np.stack([1 - np.exp(-((one(x) - y) ** 2)) for one in ones])
+    largest = got.terms["risk"].item() * (1 - got.terms["risk"].item())
+    variance = got.terms["variance"].item()
+    assert got.valid and from_record(to_record(got)).value.item() == got.value.item()
+    if times == 1:
+        assert variance == pytest.approx(losses.var(1).mean()) and variance < 0.2 * largest
+        assert got.terms["risk"].item() < got.value.item() < other.value.item()
+        numbers = {"risk": losses.mean(), "variance": losses.var(1).mean(), "kl": 0.0, "n": 400}
+        drawn = [torch.from_numpy(each(losses, axis=1)) for each in (np.mean, np.var)]
+        estimate = None if listed else MonteCarlo(100, 0.01, *drawn)
+        expected = BOUNDS["empirical-bernstein"].certify(numbers, 0.05, PREMISES, estimate).value.item()
+        assert got.value.item() == pytest.approx(expected, rel=1e-9)
+    else:  # no rows that hold one of every pair vary more
+        assert losses.var(1).mean() < 0.99 * largest < variance <= largest + 1e-12
