@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from torch import Tensor
 
@@ -75,6 +75,11 @@ ARGUMENTS: Mapping[str, str] = MappingProxyType(
 )
 """What the arguments of bounds mean. A function documents what is its own; every one returns a `Certificate` and raises
 AssumptionError or ShapeError where no number can be formed, as for an infinite KL."""
+
+STATED: Final = (
+    *("risk", "variance", "kl", "n", "beta", "log_z", "log_ratio", "tandem_risk", "variance_factor", "scale"),
+)
+"""Arguments that the command `bound` takes: one number each."""
 
 _MEASURED = MappingProxyType(
     {
@@ -200,6 +205,11 @@ class Bound:
     def certifiable(self) -> bool:
         """Whether a run has all the numbers that it needs."""
         return _MEASURED[self.average].issuperset(self.needs)
+
+    @property
+    def stated(self) -> bool:
+        """Whether the command `bound` takes all that it needs, as numbers of one client."""
+        return self.group is None and {*STATED}.issuperset(self.needs)
 
     @property
     def group(self) -> str | None:

@@ -104,9 +104,14 @@ def formulas(*more: Bound) -> dict[str, Formula]:
 
 
 def listing() -> list[tuple[str, str]]:
-    """List the bounds with a line on each: on clients, then on averages over them, with who gives them."""
+    """List the bounds with a line on each: on clients, then on averages over them, with who gives them.
+
+    Nothing is said of those that the command `bound` computes.
+    """
     result = []
     for bound in BOUNDS.values():
-        where = "" if bound.group is None else f" [Python: bounds.{bound.function.__name__}]"
-        result.append((bound.name, bound.summary + (" [certify]" if where and bound.certifiable else where)))
+        where = ["certify"] if bound.certifiable else []
+        if bound.group is None or not where:
+            where.append(f"Python: bounds.{bound.function.__name__}")
+        result.append((bound.name, bound.summary + ("" if bound.stated else f" [{', '.join(where)}]")))
     return [*result, *OWN_BOUNDS.listing()]

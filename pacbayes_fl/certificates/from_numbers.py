@@ -18,6 +18,7 @@ from pacbayes_fl.bounds import (
     ZeroOne,
     to_record,
 )
+from pacbayes_fl.bounds.bound import STATED
 from pacbayes_fl.bounds.premises import Predictor, Source
 from pacbayes_fl.bounds.table import listing
 from pacbayes_fl.errors import AssumptionError
@@ -33,9 +34,6 @@ __all__ = [
     "stem",
     "to_record",
 ]
-
-
-_GIVEN = ("risk", "variance", "kl", "n", "beta", "log_z", "log_ratio", "tandem_risk", "variance_factor", "scale")
 
 
 @dataclass(frozen=True)
@@ -151,14 +149,16 @@ def _call(name: str | Bound, numbers: Numbers) -> tuple[Bound, dict[str, float |
     bound = bounds.bound_named(name)
     if bound.group is not None:
         raise AssumptionError(f"bound must be one on a client, and {bound.name!r} is on averages over clients")
-    given = {key: getattr(numbers, key) for key in _GIVEN}
+    given = {key: getattr(numbers, key) for key in STATED}
     missing = [key for key in bound.needs if given.get(key) is None]
     idle = [key for key, value in given.items() if value is not None and key not in bound.needs]
     if numbers.draws is not None and not bound.estimable:
         idle.append("draws")
-    for text, keys in (("needs", missing), ("has no use for", idle)):
+    elsewhere = sorted({*missing}.difference(STATED))  # of a bound of one's own too
+    hint = f"{', '.join(elsewhere)} can be given in Python alone, to {bound.function.__name__}" if elsewhere else None
+    for text, keys, advice in (("needs", missing, hint), ("has no use for", idle, None)):
         if keys:
-            raise AssumptionError(f"the bound {bound.name!r} {text} {', '.join(keys)}")
+            raise AssumptionError(f"the bound {bound.name!r} {text} {', '.join(keys)}", hint=advice)
     if numbers.draws is None and numbers.draws_delta is not None:
         raise AssumptionError(
             f"draws_delta is what an estimate from draws takes of delta, got {numbers.draws_delta:g} without draws",

@@ -75,7 +75,11 @@ def test_every_bound_is_listed_with_a_line() -> None:
     assert list(BOUNDS) == list(result)
     for name, text in result.items():
         line, dot, where = text.rpartition(".")
-        if BOUNDS[name].group is None:
+        if name == "recursive":
+            assert text.endswith(". [Python: bounds.recursive]")
+        elif name == "holdout-betting":  # of whose losses a run has all, and a command line none
+            assert text.endswith(". [certify, Python: bounds.holdout_betting]")
+        elif BOUNDS[name].group is None:
             assert line and (dot, where) == (".", "")
         elif BOUNDS[name].certifiable:
             assert text.endswith(". [certify]")

@@ -59,6 +59,8 @@ def test_another_range_rescales() -> None:
         ("seger", Numbers(10, 0.05), "bound must be one of"),
         ("seeger", Numbers(10, 0.05, risk=0.1), "needs kl"),
         ("catoni", Numbers(10, 0.05, risk=0.1, kl=1.0), "needs beta"),
+        ("recursive", Numbers(10, 0.05, risk=0.1), r"needs shares, .*kls, .* be given in Python alone, to recursive\)"),
+        ("holdout-betting", Numbers(10, 0.05), r"losses \(losses can be given in Python alone, to holdout_betting\)"),
         ("seeger", Numbers(10, 0.05, risk=0.1, kl=1.0, beta=2.0), "has no use for beta"),
         ("gibbs", Numbers(10, 0.05, risk=0.1, log_z=-1.0, beta=2.0), "has no use for risk"),
         ("seeger", Numbers(10, 0.05, risk=0.1, kl=math.inf), "kl must be finite"),
