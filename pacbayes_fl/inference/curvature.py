@@ -257,7 +257,8 @@ def _add_by_units(matrix: Tensor, chosen: _Chosen) -> None:
 def _dual_by_units(chosen: _Chosen, prior: Tensor) -> Tensor:
     """Posterior variances [B] of weights with prior variances [B], by the matrix inversion lemma.
 
-    diag(g - g J~' (I + J~ g J~')^-1 J~ g), J~ = R' J [N R, B]; products with J~ go unit by unit.
+    diag(g - g J~' (I + J~ g J~')^-1 J~ g), J~ = R' J [N R, B]; products with J~ go unit by unit. NaN where the inverse
+    has no factor, as after overflow.
     """
     slopes, rows, outputs = chosen.slopes, *chosen.slopes.shape[:2]
     parts = (prior.sqrt().unsqueeze(-1) * chosen.inputs).split(chosen.counts)
@@ -268,7 +269,7 @@ def _dual_by_units(chosen: _Chosen, prior: Tensor) -> Tensor:
         gram[:, :, chunk] = (scaled.flatten(1, 2) @ slopes[chunk].mT).unflatten(1, (rows, outputs)).permute(1, 2, 0, 3)
     flat = gram.view(rows * outputs, -1)
     flat.diagonal().add_(1.0)
-    factor, failed = torch.linalg.cholesky_ex(flat)
+    factor = _factored(flat.unsqueeze(0)).squeeze(0)  # what is left where it fails cannot be inverted; NaN can
     inverse = torch.cholesky_inverse(factor).view_as(gram)
     for chunk in torch.arange(rows).split(_step(slopes)):
         across = inverse[:, :, chunk].permute(2, 0, 1, 3).flatten(1, 2) @ slopes[chunk]
@@ -277,7 +278,7 @@ def _dual_by_units(chosen: _Chosen, prior: Tensor) -> Tensor:
     taken = [(part @ block).mul_(part).sum(1) for part, block in zip(parts, blocks, strict=True)]
     squares = slopes.square().sum(1).unbind(1)
     gained = [part.square() @ square for part, square in zip(parts, squares, strict=True)]
-    return torch.where(failed > 0, torch.nan, prior * _left(torch.cat(taken), torch.cat(gained)))
+    return prior * _left(torch.cat(taken), torch.cat(gained))
 
 
 def _step(slopes: Tensor) -> int:

@@ -26,7 +26,8 @@ def accuracy(predictive: ClassPredictive, y: Tensor, mask: Tensor) -> Tensor:
         mask: bool [K, N], True on real rows.
 
     Returns:
-        Accuracy [K], in [0, 1]; NaN for a client without rows.
+        Accuracy [K], in [0, 1]; NaN for a client without rows, or with a row whose probabilities are NaN: the first of
+        these would be the most probable.
 
     Raises:
         ShapeError: when y, mask and the predictive disagree in shape, or y holds no integers.
@@ -42,7 +43,9 @@ def accuracy(predictive: ClassPredictive, y: Tensor, mask: Tensor) -> Tensor:
         [0.5]
     """
     y, mask = real_labels(predictive, y, mask)
-    return masked_mean((predictive.probs.argmax(-1) == y).double(), mask)
+    probs = predictive.probs
+    hit = (probs.argmax(-1) == y).double()
+    return masked_mean(hit.masked_fill(probs.isnan().any(-1), torch.nan), mask)
 
 
 def nll(predictive: ClassPredictive, y: Tensor, mask: Tensor) -> Tensor:

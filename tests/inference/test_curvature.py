@@ -194,6 +194,22 @@ def test_a_client_that_cannot_be_factored_spoils_no_other() -> None:
         assert result[1].isnan().all() and result[[0, 2]].isfinite().all()
 
 
+@pytest.mark.parametrize("units", [True, False])
+def test_a_precision_with_a_pivot_of_zero_is_nan_and_no_crash(units: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two equal rows under a prior so wide that float32 forgets the 1 beside them: what is left cannot be inverted."""
+    if not units:
+        monkeypatch.setattr(curvature, "_worth_units", lambda *call: False)
+    model = BayesianMLP((2, 3), LABELS)
+    rows = (torch.ones(2, 2), torch.tensor([0, 1]))
+    batch = ClientBatch.pad([rows, rows], classes=3, dtype=torch.float32)
+    prior, index = torch.ones(2, model.dim), torch.arange(model.dim).expand(2, -1)
+    prior[1] = 1e12
+    result = curvature.marginal_variance(model, torch.zeros(2, model.dim), batch, index, prior)
+    alone = curvature.marginal_variance(model, torch.zeros(1, model.dim), batch.select(torch.tensor([0])), index[:1], prior[:1])
+    close(result[0], alone[0])
+    assert result[1].isnan().all()
+
+
 @pytest.mark.parametrize("name", ["2 layers", "program"])
 def test_a_client_without_rows_has_the_prior(name: str) -> None:
     model, _ = MODELS[name]

@@ -198,3 +198,12 @@ def test_bins_and_norms_are_checked() -> None:
 
 def test_the_table_has_every_metric_in_the_order_of_result_files() -> None:
     assert list(METRICS) == ["accuracy", "nll", "brier", "ece", "mce"]
+
+
+def test_a_row_without_probabilities_is_no_hit() -> None:
+    """The first of the NaNs would be the most probable: a network that has diverged would be right in class 0."""
+    probs = torch.tensor([[H1[0], H1[1]], [H1[0], (math.nan,) * 3], [H1[0], (math.nan,) * 3]], dtype=torch.float64)
+    y, mask = torch.tensor([[0, 0]] * 3), torch.tensor([[True, True], [True, True], [True, False]])
+    scores = [metric(ClassMixture(probs.log()), y, mask) for metric in METRICS.values()]
+    for values in [accuracy(ClassMixture(probs.log()), y, mask), *scores]:
+        assert values.isfinite().tolist() == [True, False, True]

@@ -148,6 +148,48 @@ class DiagonalGaussian(NamedTuple):
         return jacobian.spread(self.variance).double()
 
 
+class PartlyKnown(NamedTuple):
+    """Gaussian weights, of which some clients' are known: they are the estimate, whatever stands in the Gaussian.
+
+    Args:
+        inner: of all clients.
+        known: which clients' weights are [K], bool.
+    """
+
+    inner: GaussianWeights
+    known: Tensor
+
+    @property
+    def loc(self) -> Tensor:
+        """Estimate theta [K, D]."""
+        return self.inner.loc
+
+    @property
+    def held(self) -> int:
+        """As of the Gaussian."""
+        return self.inner.held
+
+    def draw(self, noise: Noise) -> Tensor:
+        """Draw what the Gaussian would [K, *]: other clients' weights stay as they are."""
+        return self.inner.draw(noise)
+
+    def step(self, draw: Tensor) -> Tensor:
+        """Way [K, D] from the estimate, for a draw [K, *]; 0 where weights are known."""
+        return self.inner.step(draw).masked_fill(self.known.unsqueeze(1), 0.0)
+
+    def weights(self, draw: Tensor) -> Tensor:
+        """Weights theta [K, D] of a draw [K, *]."""
+        return self.loc + self.step(draw)
+
+    def mean(self) -> Tensor:
+        """Estimate theta [K, D]."""
+        return self.loc
+
+    def output_covariance(self, jacobian: Jacobian) -> Tensor:
+        """Covariance [K, N, C, C] of the linearised outputs, 0 where weights are known."""
+        return self.inner.output_covariance(jacobian).masked_fill(self.known[:, None, None, None], 0.0)
+
+
 def wasserstein(mean: Tensor, covariance: Tensor, other_mean: Tensor, other_covariance: Tensor) -> Tensor:
     """Measure how far two Gaussians are apart: the squared 2-Wasserstein distance, degenerate ones included.
 

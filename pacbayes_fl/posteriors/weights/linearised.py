@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,14 +14,16 @@ import torch
 from pyro.distributions import TorchDistribution
 from torch import Tensor
 
+from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import caller_stacklevel
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.models.weights.jacobian import Linearised, linearise
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.classes import ClassMixture, average_log_probs
 from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.predictive import NormalMixture
-from pacbayes_fl.posteriors.weights.laplace import GaussianWeights
+from pacbayes_fl.posteriors.weights.laplace import GaussianWeights, PartlyKnown
 from pacbayes_fl.posteriors.weights.posterior import Predictive, WeightPosterior, rows_of
 
 LinearisedPredictive = Literal["monte-carlo", "probit", "draws", "map"]
@@ -37,6 +40,7 @@ PREDICTIVES: Mapping[LinearisedPredictive, str] = MappingProxyType(
 """The same in words for people."""
 
 _NUMBERS = 2**25  # that the Jacobian of a block of rows may hold
+_NAMED = 5  # clients of a warning
 
 
 def probit_log_probs(outputs: Tensor, variance: Tensor) -> Tensor:
@@ -79,6 +83,9 @@ class LinearisedPosterior:
     formed nor factored: it is singular wherever fewer weights than classes are uncertain, and a pass through the layers
     costs less than to solve for every row.
 
+    A client whose precision cannot be factored, as in float32 under a prior so wide that rounding outweighs it, or whose
+    variances leave the range of numbers, is predicted with its estimate alone, and named in a warning.
+
     Args:
         model: the likelihood.
         loc: estimate theta [K, D].
@@ -114,13 +121,52 @@ class LinearisedPosterior:
             x: inputs [K, N, *feature].
 
         Returns:
-            A distribution over classes, or a normal, with batch shape [K, N].
+            A distribution over classes, or a normal, with batch shape [K, N]; of a client for whom a number of it would
+            not be finite, that at the estimate.
+
+        Warns:
+            UserWarning: of clients who are predicted with the estimate alone.
         """
         if self.predictive == "map":
             return self.predict_at_mean(x)
+        result = self._predict(x, self.gaussian)
+        astray = ~self._usable(result, self.gaussian)
+        if not bool(astray.any()):
+            return result
+        known = PartlyKnown(self.gaussian, astray)
+        certain = self._predict(x, known)
+        self._say(astray & self._usable(certain, known))
+        return certain
+
+    def _usable(self, predictions: Predictive, gaussian: GaussianWeights) -> Tensor:
+        """Which clients have numbers in their predictions [K], and finite ones where they are means and variances."""
+        if isinstance(predictions, ClassMixture):  # a class may be impossible
+            return ~predictions.log_probs.isnan().flatten(1).any(1)
+        if isinstance(predictions, NormalMixture):
+            return tensors.finite({"means": predictions.means, "variances": predictions.variances})
+        return tensors.finite(gaussian.step(gaussian.draw(self.noise.copy())))  # not all others have moments
+
+    def _say(self, certain: Tensor) -> None:
+        """Warn of clients [K] whose uncertainty is left out; inputs that no weights can predict are not its fault."""
+        if self.reference is None:
+            names = [f"client {one}" for one in self.noise.ids]
+        else:
+            names = [repr(name) for name in self.reference.names]
+        those = [name for name, one in zip(names, certain.tolist(), strict=True) if one]
+        if those:
+            more = f" and {len(those) - _NAMED} more" if len(those) > _NAMED else ""
+            warnings.warn(
+                f"the linearised posterior of {', '.join(those[:_NAMED])}{more} gives no finite predictions in "
+                f"{str(self.loc.dtype).removeprefix('torch.')}: they are predicted with the estimate alone, without "
+                "uncertainty of the weights; smaller prior variances (personal_alpha, alpha), fewer uncertain weights "
+                "(fraction) or model.dtype = 'float64' may help",
+                stacklevel=caller_stacklevel(),
+            )
+
+    def _predict(self, x: Tensor, gaussian: GaussianWeights) -> Predictive:
         if self.predictive == "draws":
-            return WeightPosterior(self.model, self.gaussian, self.draws, self.noise, self.reference).predict(x)
-        blocks = [self._block(block) for block in x.split(self._rows(x), 1)]
+            return WeightPosterior(self.model, gaussian, self.draws, self.noise, self.reference).predict(x)
+        blocks = [self._block(block, gaussian) for block in x.split(self._rows(x), 1)]
         if isinstance(blocks[0], ClassMixture):
             return ClassMixture(torch.cat([block.log_probs for block in blocks if isinstance(block, ClassMixture)], 1))
         normals = [block for block in blocks if isinstance(block, NormalMixture)]
@@ -163,19 +209,19 @@ class LinearisedPosterior:
         """Whether predictions are averages over draws of the linearised outputs."""
         return linearised.noise is None and self.predictive == "monte-carlo"
 
-    def _block(self, x: Tensor) -> Predictive:
+    def _block(self, x: Tensor, gaussian: GaussianWeights) -> Predictive:
         linearised = linearise(self.model, self.loc, rows_of(x, self.noise), self.reference)
         if self._drawn(linearised):
-            return ClassMixture(average_log_probs(self._log_probs(linearised)))
-        covariance, outputs = self.gaussian.output_covariance(linearised.jacobian), linearised.outputs.double()
+            return ClassMixture(average_log_probs(self._log_probs(linearised, gaussian)))
+        covariance, outputs = gaussian.output_covariance(linearised.jacobian), linearised.outputs.double()
         if linearised.noise is not None:
             variance = covariance[..., 0, 0] + linearised.noise.double()
             return NormalMixture(outputs.new_zeros(len(x), 1), outputs.mT, variance.unsqueeze(1))
         return ClassMixture(probit_log_probs(outputs, covariance.diagonal(dim1=-2, dim2=-1)))
 
-    def _log_probs(self, linearised: Linearised) -> Iterator[Tensor]:
+    def _log_probs(self, linearised: Linearised, gaussian: GaussianWeights) -> Iterator[Tensor]:
         """Log probabilities [K, N, C] of every draw of the weights, the same draws for every row."""
         noise, outputs = self.noise.copy(), linearised.outputs.double()
         for _ in range(self.draws):
-            step = self.gaussian.step(self.gaussian.draw(noise))
+            step = gaussian.step(gaussian.draw(noise))
             yield (outputs + linearised.jacobian.moved(step)).log_softmax(-1)

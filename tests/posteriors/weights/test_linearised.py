@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from pyro.distributions import Poisson
+from pyro.distributions import Cauchy, Poisson
 from scipy import integrate, special, stats
 from torch import Tensor
 
@@ -244,6 +245,73 @@ def test_rounding_of_an_output_covariance_is_no_matter(alpha: float) -> None:
     result = posterior(model, Rounded(loc, flat), "monte-carlo").predict(randn(7, K, N, 2).float()).probs
     plain = posterior(model, DiagonalGaussian(loc, flat), "monte-carlo").predict(randn(7, K, N, 2).float()).probs
     assert (result.sum(-1) - 1).abs().max() < 1e-9 and torch.equal(result, plain)
+
+
+# clients without a Gaussian ---------------------------------------------------------------------------------------
+
+
+def spoiled(gaussian: SubnetworkGaussian) -> SubnetworkGaussian:
+    """What is left of client 1 where its precision has no factor."""
+    factor = gaussian.factor.clone()
+    factor[1] = torch.nan
+    return gaussian._replace(factor=factor)
+
+
+@pytest.mark.parametrize("predictive", ["probit", "monte-carlo", "draws"])
+@pytest.mark.parametrize("likelihood", [Categorical(3), Gaussian(0.3)], ids=["labels", "numbers"])
+def test_a_client_whose_precision_has_no_factor_is_predicted_with_its_estimate_and_named(
+    likelihood: Any, predictive: Any
+) -> None:
+    model = BayesianMLP((2, 6, likelihood.outputs), likelihood, torch.float64)
+    gaussian, x, batch = some_gaussian(model), randn(5, K, N, 2), laplace.clients(model, 6, 2, 4)
+    batch = replace(batch, names=("a", "b", "c"))
+    with pytest.warns(UserWarning, match="posterior of 'b' gives no finite predictions.*with the estimate alone"):
+        result = posterior(model, spoiled(gaussian), predictive, reference=batch).predict(x)
+    plain, own = posterior(model, gaussian, "map").predict(x), posterior(model, gaussian, predictive).predict(x)
+    for k, expected in enumerate((own, plain, own)):
+        if isinstance(result, ClassMixture):
+            torch.testing.assert_close(result.probs[k], expected.probs[k], rtol=1e-10, atol=1e-12)
+        else:
+            torch.testing.assert_close(result.mean[k], expected.mean[k], rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(result.variance[k], expected.variance[k], rtol=1e-10, atol=1e-12)
+
+
+def test_variances_that_overflow_are_left_out_too() -> None:
+    model = BayesianMLP((2, 6, 3), Categorical(3))
+    loc, variance = (0.7 * randn(1, K, model.dim)).float(), torch.full((K, model.dim), 1e-2)
+    variance[2] = torch.inf
+    with pytest.warns(UserWarning, match="posterior of client 2 gives no finite predictions in float32"):
+        result = posterior(model, DiagonalGaussian(loc, variance), "monte-carlo").predict(randn(5, K, N, 2).float())
+    assert result.probs.isfinite().all()
+
+
+def test_an_estimate_that_is_not_finite_is_not_called_a_fallback(recwarn: pytest.WarningsRecorder) -> None:
+    """Nothing can be predicted with it either: whoever scores it has NaN, by name."""
+    gaussian = some_gaussian(MODEL)
+    loc = gaussian.loc.clone()
+    loc[1] = torch.nan
+    result = posterior(MODEL, gaussian._replace(loc=loc), "probit").predict(randn(5, K, N, 2)).probs
+    assert result[1].isnan().all() and result[[0, 2]].isfinite().all() and not recwarn.list
+
+
+def test_other_observations_of_such_a_client_are_the_estimate_s() -> None:
+    """Their means need not exist, so that the weights say which clients are meant."""
+
+    class Heavy(Program):
+        def observation(self, weights: Tensor, batch: Any, reference: Any = None) -> Any:
+            return Cauchy(super().observation(weights, batch).mean, 1.0, validate_args=False)
+
+    model, x = Heavy(laplace.TanhNetwork((2, 4, 1), Gaussian())), randn(5, K, N, 2)
+    loc, variance = randn(1, K, model.dim), torch.ones(K, model.dim, dtype=torch.float64)
+    plain = posterior(model, DiagonalGaussian(loc, variance), "draws").predict(x)
+    variance = variance.clone()
+    variance[1] = torch.nan
+    with pytest.warns(UserWarning, match="posterior of client 1 gives"):
+        result = posterior(model, DiagonalGaussian(loc, variance), "draws").predict(x)
+    y = randn(6, K, N)
+    at_mean = posterior(model, DiagonalGaussian(loc, variance), "map").predict(x)
+    torch.testing.assert_close(result.log_prob(y)[[0, 2]], plain.log_prob(y)[[0, 2]])
+    torch.testing.assert_close(result.log_prob(y)[1], at_mean.log_prob(y)[1])
 
 
 # numbers ----------------------------------------------------------------------------------------------------------
