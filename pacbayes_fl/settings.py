@@ -15,7 +15,7 @@ import math
 import tomllib
 import types
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pacbayes_fl.errors import StudyError, shown
 
@@ -28,10 +28,14 @@ _LARGEST: Final = 1e30  # of other numbers, and its inverse the smallest: float3
 
 
 class _Types(dict[type, Mapping[str, Any]]):
-    """Types of the fields of dataclasses by name, which are read from their annotations once a class."""
+    """Types of the fields of dataclasses by name, which are read from their annotations once a class.
+
+    Constants of a class are no fields: nobody can set them.
+    """
 
     def __missing__(self, cls: type) -> Mapping[str, object]:
-        self[cls] = get_type_hints(cls)
+        hints = get_type_hints(cls)
+        self[cls] = {name: kind for name, kind in hints.items() if (get_origin(kind) or kind) is not ClassVar}
         return self[cls]
 
 

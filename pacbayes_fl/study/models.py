@@ -317,4 +317,19 @@ def parse(over: str, given: Any, where: str) -> GPModel | NetworkModel:
         if given["kind"] not in names:
             raise StudyError(f"{where} kind must be one of {', '.join(map(repr, names))}, got {shown(given['kind'])}")
         given = given if has_kind else {key: value for key, value in given.items() if key != "kind"}
+    if isinstance(given, Mapping):
+        _refuse_other(over, table, given, where)
     return settings.parse(table, given, where)
+
+
+_KIND_OF: Final = MappingProxyType({"functions": "a Gaussian process", "weights": "a network"})
+
+
+def _refuse_other(over: str, table: type, given: Mapping[str, object], where: str) -> None:
+    """Refuse options of the other kind of model that every model answers for, with a constant where it has none."""
+    other = "weights" if over == "functions" else "functions"
+    theirs = {field.name for field in fields(table_of(other))} - {field.name for field in fields(table)}
+    for key in given:
+        if key in theirs and hasattr(table, key):
+            what = f"{where}: {key} is an option of {_KIND_OF[other]}, and the method's model is {_KIND_OF[over]}"
+            raise StudyError(what, hint=f"drop it, or choose a method on {other} (`pacbayes-fl list methods`)")

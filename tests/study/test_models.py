@@ -109,6 +109,27 @@ def test_the_only_kind_over_functions_can_be_named() -> None:
         Study.from_table({"model": {"kind": "mlp"}})
 
 
+@pytest.mark.parametrize(
+    ("method", "key", "value", "text"),
+    [
+        ("fedavg", "residuals", "mixture", "is an option of a Gaussian process, and the method's model is a network"),
+        ("fedavg", "residual_share", 0.3, "is an option of a Gaussian process, and the method's model is a network"),
+        ("pooled-ensemble", "inducing", 5, "is an option of a Gaussian process, and the method's model is a network"),
+        ("pac-pfl", "temperature", 2.0, "is an option of a network, and the method's model is a Gaussian process"),
+    ],
+)
+def test_options_of_the_other_kind_of_model_say_whose_they_are(method: str, key: str, value: Any, text: str) -> None:
+    """Every model answers for them, with a constant where it has none."""
+    with pytest.raises(StudyError, match=rf"s.toml \[model\]: {key} {text} \(drop it, or choose a method on "):
+        Study.from_table({"method": {"name": method}}, "s.toml", [f"model.{key}={value}"])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pac-pfl"])
+def test_what_a_model_says_of_itself_is_no_option(method: str) -> None:
+    with pytest.raises(StudyError, match=r"\[model\]: unknown key 'single'"):
+        Study.from_table({"method": {"name": method}}, "s.toml", ["model.single=true"])
+
+
 def test_weights_are_counted_before_a_model_is_made() -> None:
     network = NetworkModel(widths=(7, 3))
     assert network.size(5, 4) == ModelSize(network.build((5,), 4).dim, "model.widths")
