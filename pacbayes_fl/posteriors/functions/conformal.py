@@ -37,6 +37,10 @@ _AT_ONCE = 64  # rows to predict: each takes as many numbers as the client has r
 class Banded(NormalMixture):
     """A mixture with an interval of other origin, which stands for its quantiles at alpha / 2 and 1 - alpha / 2.
 
+    The other quantiles are the mixture's as far as these two let them: between the two levels they are held inside the
+    interval, and further out they do not fall into it, so that quantiles never cross. Mean, standard deviation, density
+    and distribution function are the mixture's.
+
     Args:
         log_weights: as of the mixture [K, P].
         means: as of the mixture [K, P, N].
@@ -49,7 +53,10 @@ class Banded(NormalMixture):
     alpha: float = ALPHA
 
     def quantile(self, level: Tensor) -> Tensor:
-        """Give quantiles of the mixture, but the ends of the interval at its own levels.
+        """Give quantiles of the mixture, but the ends of the interval at its own levels, and none beyond them.
+
+        With ends [a, b] and the mixture's quantile q: min(q, a) below alpha / 2, a at it, q held in [a, b] between the
+        two levels, b at 1 - alpha / 2 and max(q, b) above: monotone in the level.
 
         Args:
             level: [L], strictly between 0 and 1.
@@ -58,9 +65,12 @@ class Banded(NormalMixture):
             [L, K, N], in units of y.
         """
         result = NormalMixture(self.log_weights, self.means, self.variances).quantile(level)
-        for end, at in zip(self.band, (self.alpha / 2, 1 - self.alpha / 2), strict=True):
-            here = ((level - at).abs() < 1e-6).view(-1, 1, 1)
-            result = torch.where(here, end, result)
+        (low, high), tail = self.band, self.alpha / 2
+        at = level.view(-1, 1, 1)
+        result = torch.where(at < tail, result.fmin(low), result.fmax(low))  # an end that is NaN moves no other
+        result = torch.where(at > 1 - tail, result.fmax(high), result.fmin(high))
+        for end, own in ((low, tail), (high, 1 - tail)):
+            result = torch.where((at - own).abs() < 1e-6, end, result)
         return result
 
     def rescale(self, loc: Tensor, scale: Tensor) -> Banded:

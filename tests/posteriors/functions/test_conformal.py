@@ -148,8 +148,46 @@ def test_few_rows_get_the_federations_quantile_and_all_else_is_the_posterior_sho
         torch.testing.assert_close(lower[k], (known.mean - far * known.variance.sqrt())[k])
     torch.testing.assert_close(torch.stack((lower, upper))[:, 1], jackknife_plus(inner, x)[:, 1])
     assert torch.equal(result.log_prob(batch.y[:, :5]), known.log_prob(batch.y[:, :5]))
-    levels = torch.tensor([0.1, 0.5], dtype=torch.float64)
-    assert torch.equal(result.quantile(levels), known.quantile(levels))
+    levels = torch.tensor([0.3, 0.5], dtype=torch.float64)
+    assert torch.equal(result.quantile(levels), known.quantile(levels))  # inside of every interval here
+
+
+@pytest.mark.parametrize("alpha", [ALPHA, 0.2])
+@pytest.mark.parametrize("half", [0.1, 1.0, 3.0, 30.0])
+@pytest.mark.parametrize("shift", [-4.0, 0.0, 0.7])
+def test_quantiles_never_cross(shift: float, half: float, alpha: float) -> None:
+    """Whatever the interval is: narrower or wider than the mixture's, or beside it."""
+    mixture = NormalMixture(draw(3, 2).log_softmax(1), draw(3, 2, 4), draw(3, 2, 4).exp())
+    band = torch.stack((mixture.mean + shift - half, mixture.mean + shift + half))
+    one = Banded(mixture.log_weights, mixture.means, mixture.variances, band, alpha)
+    own = torch.tensor([alpha / 2, 1 - alpha / 2], dtype=torch.float64)
+    levels = torch.cat((own, torch.linspace(1e-4, 1 - 1e-4, 101, dtype=torch.float64))).sort().values
+    quantiles = one.quantile(levels)
+    assert (quantiles.diff(dim=0) >= 0).all()
+    assert torch.equal(one.quantile(own), band)
+    for level in levels.tolist():
+        (mine,) = one.quantile(torch.tensor([level], dtype=torch.float64))
+        (model,) = mixture.quantile(torch.tensor([level], dtype=torch.float64))
+        if level < alpha / 2 - 1e-6:
+            expected = torch.minimum(model, band[0])
+        elif level > 1 - alpha / 2 + 1e-6:
+            expected = torch.maximum(model, band[1])
+        else:
+            ends = {alpha / 2: band[0], 1 - alpha / 2: band[1]}
+            expected = next((end for at, end in ends.items() if abs(at - level) < 1e-6), model.clamp(*band))
+        torch.testing.assert_close(mine, expected)
+
+
+def test_a_standard_normal_with_an_interval_that_is_wider_and_one_that_is_narrower() -> None:
+    nothing, levels = torch.zeros(1, 1, dtype=torch.float64), torch.tensor([0.01, 0.025, 0.5, 0.975, 0.99]).double()
+
+    def quantiles(half: float) -> list[float]:
+        band = torch.tensor([-half, half], dtype=torch.float64).view(2, 1, 1)
+        one = Banded(nothing, nothing.unsqueeze(2), nothing.unsqueeze(2) + 1, band)
+        return [round(float(value), 2) for value in one.quantile(levels)]
+
+    assert quantiles(3.0) == [-3.0, -3.0, 0.0, 3.0, 3.0]
+    assert quantiles(1.0) == [-2.33, -1.0, 0.0, 1.0, 2.33]
 
 
 def test_intervals_move_with_units() -> None:
