@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from pacbayes_fl.errors import StudyError
 from pacbayes_fl.results.rounds import RoundRecord
 
 if TYPE_CHECKING:
+    from pacbayes_fl.results.records import Result
     from pacbayes_fl.study.file import Study
 
 
@@ -47,7 +49,7 @@ def act(options: argparse.Namespace) -> None:
     Args:
         options: as parsed.
     """
-    from pacbayes_fl.study.compare import compare, summary, varied
+    from pacbayes_fl.study.compare import compare, varied
     from pacbayes_fl.study.file import Study
 
     if options.seeds < 1:
@@ -70,12 +72,25 @@ def act(options: argparse.Namespace) -> None:
         def on_run(study: Study) -> None:
             on_round(RoundRecord(next(done) - 1, 0))
 
-        result = compare(studies, options.seeds, options.out, on_run, key, options.resume)
+        finished: list[Result] = []
+        try:
+            compare(studies, options.seeds, options.out, on_run, key, options.resume, finished.append)
+        except Exception:  # whatever it is: the runs before it have taken their time, and are told before it
+            if finished:
+                _show(finished, options)
+            raise
         on_round(RoundRecord(runs, 0))
+    _show(finished, options)
+
+
+def _show(results: Sequence[Result], options: argparse.Namespace) -> None:
+    """Print the table of the runs that are finished."""
+    from pacbayes_fl.study.compare import summary
+
     if options.json:
-        print(json.dumps(summary(result, options.out), indent=1))
+        print(json.dumps(summary(results, options.out), indent=1))
         return
-    print_comparison(result)
+    print_comparison(results)
     if options.out:
         say(f"folder: {options.out}")
 

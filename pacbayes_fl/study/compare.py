@@ -7,8 +7,8 @@ import io
 import json
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -43,6 +43,7 @@ def compare(
     on_run: Callable[[Study], Callable[[RoundRecord], None] | None] | None = None,
     vary: str | None = None,
     resume: bool = False,
+    on_result: Callable[[Result], None] | None = None,
 ) -> Comparison:
     """Run studies that differ in their method or in one value, each over several seeds.
 
@@ -57,6 +58,7 @@ def compare(
         vary: dotted key of the value in which studies of one method differ, such as "method.fraction"; the method is
             then called "fedsi fraction=0.03" in the table, in results and in the name of the folder.
         resume: take only the very comparison that the folder was begun with.
+        on_result: called with the result of every run that is finished, for who has them where a later one fails.
 
     Returns:
         The results, seed by seed within study by study. With `vary` their labels say `{"varied": {"key", "value",
@@ -66,7 +68,8 @@ def compare(
         CheckpointError: when a folder holds a run of another study, or is to be resumed and holds another comparison.
         StudyError: when the data of the studies differ (but for the value that is varied), two of them have the same
             method and value, or one has no such value.
-        PacBayesFLError: as `study.check.check`, naming the method and value that cannot run.
+        PacBayesFLError: as `study.check.check`, naming the method and value that cannot run; or as a run, naming the one
+            that failed. Runs that were finished before stay in the folder.
 
     Example:
         >>> import pacbayes_fl as fl
@@ -108,14 +111,28 @@ def compare(
             if folder is not None and _finished(folder):
                 result = results.load(folder)
             else:
-                result = run(study, folder, resume=folder is not None and folder.exists(), on_round=on_round)
+                with _failing(f"{name}, seed {study.seed}", len(finished), len(runs)):
+                    result = run(study, folder, resume=folder is not None and folder.exists(), on_round=on_round)
             begin()
-            finished.append(
-                result if vary is None else _named(result, name, _value_text(study, vary), _value(study, vary))
-            )
+            if vary is not None:
+                result = _named(result, name, _value_text(study, vary), _value(study, vary))
+            finished.append(result)
+            if on_result is not None:
+                on_result(result)
     if out is not None:
         write(out, finished, studies[0].report.page)
     return finished
+
+
+@contextmanager
+def _failing(which: str, finished: int, runs: int) -> Iterator[None]:
+    """Say which run has failed, where it is not the only one."""
+    try:
+        yield
+    except PacBayesFLError as error:
+        if runs > 1:
+            raise type(error)(f"{which}, failed after {finished} of {runs} runs: {error}") from error
+        raise
 
 
 def _after(begin: Callable[[], None], on_round: Callable[[RoundRecord], None] | None) -> Callable[[RoundRecord], None]:

@@ -104,16 +104,19 @@ def check_method(study: Study) -> None:
         study: any.
 
     Raises:
-        StudyError: when its models are networks, or its noise is not Gaussian, so that rows cannot be left out.
+        StudyError: when its models are networks, lines or trees, or its noise is not Gaussian, so that rows cannot be
+            left out.
     """
-    if _shape(study, None).learned and getattr(study.model, "likelihood", "") == "student-t":
-        key = "report.intervals = 'conformal'" if study.report.intervals == "conformal" else "residuals = 'mixture'"
+    if not _shape(study, None).learned:
+        return
+    key = "report.intervals = 'conformal'" if study.report.intervals == "conformal" else "residuals = 'mixture'"
+    if getattr(study.model, "likelihood", "") == "student-t":
         what = f"{key} needs leave-one-out residuals in closed form, which likelihood = 'student-t' does not have"
         raise StudyError(what, hint="drop one of them: Student-t noise says itself what shape errors have")
-    if study.recipe.model != "functions" and _shape(study, None).learned:
-        key = "report.intervals = 'conformal'" if study.report.intervals == "conformal" else "residuals = 'mixture'"
-        what = f"{key} needs leave-one-out residuals, which {study.method.name}, a method on networks, does not have"
-        raise StudyError(what, hint="choose a Gaussian process, such as pac-pfl")
+    if study.recipe.model != "functions" or not study.recipe.method.leaves_rows_out:
+        name = study.method.name if study.recipe.model == "functions" else f"{study.method.name}, a method on networks,"
+        what = f"{key} needs leave-one-out residuals, which {name} does not have"
+        raise StudyError(what, hint="drop it, or choose a Gaussian process, such as pac-pfl")
 
 
 def learn(

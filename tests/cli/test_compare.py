@@ -7,12 +7,16 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pacbayes_fl import plots
+from pacbayes_fl.errors import NumericalError
 from pacbayes_fl.results import records as results
 from pacbayes_fl.results.bootstrap import nested_bootstrap
+from pacbayes_fl.results.records import Result
+from pacbayes_fl.study import compare as study_compare
 from pacbayes_fl.study import run as study
 from pacbayes_fl.study.file import Study
 from tests.cli.answers import Call, assert_one_line
@@ -70,6 +74,24 @@ def test_a_stopped_compare_says_how_to_go_on(call: Call, monkeypatch: pytest.Mon
     assert call(*arguments, "--out", "all") == (130, "", told)
     assert call(*arguments) == (130, "", "pacbayes-fl: stopped; nothing was kept, for want of --out\n")
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("error", [NumericalError("it has diverged"), RuntimeError("it has diverged")])
+def test_a_compare_that_fails_tells_the_finished_runs(
+    call: Call, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def broken(one: Study, *args: Any, **more: Any) -> Result:
+        if one.method.name == "pooled-ridge":
+            raise error
+        return study.run(one, *args, **more)
+
+    monkeypatch.setattr(study_compare, "run", broken)
+    arguments = ("compare", "tiny.toml", "--methods", "ridge,pooled-ridge", "--out", "all", "--quiet")
+    code, out, err = call(*arguments)
+    assert code == 1 and "rsmse, new clients" in out and out.splitlines()[-1] == "folder: all"
+    assert "it has diverged" in err and all(not line.startswith("pooled-ridge") for line in out.splitlines())
+    monkeypatch.setattr(study_compare, "run", study.run)
+    assert call(*arguments, "--resume")[0] == 0
 
 
 def test_what_compare_refuses(call: Call) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pacbayes_fl.errors import CheckpointError, PacBayesFLError, StudyError
+from pacbayes_fl.errors import CheckpointError, NumericalError, PacBayesFLError, StudyError
 from pacbayes_fl.names import from_cell
 from pacbayes_fl.results import records as results
 from pacbayes_fl.results.bootstrap import nested_bootstrap
@@ -298,6 +298,28 @@ def test_nothing_runs_where_one_method_cannot(tmp_path: Path, monkeypatch: pytes
     values = varied(write_study(tmp_path), "federation.min_clients", ("1", "4", "5"), ["method.name=ridge"])
     with pytest.raises(StudyError, match=r"^ridge min_clients=5 cannot run, and nothing was run yet: min_clients is 5"):
         compare(values, 1, vary="federation.min_clients")
+
+
+@pytest.mark.parametrize("sets", ["report.intervals=conformal", "model.residuals=mixture"])
+def test_nothing_runs_where_one_method_has_no_residuals(monkeypatch: pytest.MonkeyPatch, sets: str) -> None:
+    monkeypatch.setattr(study_compare, "run", lambda *_, **__: pytest.fail("run"))
+    asked = [tiny(f"method.name={name}", sets) for name in ("pac-pfl", "ridge")]
+    with pytest.raises(StudyError, match=r"^ridge cannot run, and nothing was run yet: .* residuals, which ridge does"):
+        compare(asked, 1)
+
+
+def test_a_run_that_fails_is_named_and_those_before_it_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(study: Study, *args: Any, **more: Any) -> Result:
+        if study.method.name == "pooled-ridge":
+            raise NumericalError("it has diverged", client="c1")
+        return run(study, *args, **more)
+
+    monkeypatch.setattr(study_compare, "run", broken)
+    told: list[Result] = []
+    text = "^pooled-ridge, seed 3, failed after 2 of 4 runs: client 'c1': it has diverged$"
+    with pytest.raises(NumericalError, match=text):
+        compare([tiny(f"method.name={name}") for name in RIDGES], 2, on_result=told.append)
+    assert [(one.method, one.seed) for one in told] == [("ridge", 3), ("ridge", 4)]
 
 
 def test_folders_are_looked_at_before_the_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,7 +260,8 @@ def test_intervals_of_a_private_run_rest_on_a_release_or_on_own_rows(
 
 
 def test_a_method_that_is_no_gaussian_process_has_no_conformal_intervals(table: Path) -> None:
-    with pytest.raises(StudyError, match="has no leave-one-out residuals"):
-        run.run(on_csv(table, "method.name=ridge", "report.intervals=conformal"))
+    for name in ("ridge", "pooled-ridge", "gbt", "pooled-gbt"):
+        with pytest.raises(StudyError, match=f"'conformal' needs leave-one-out residuals, which {name} does not have"):
+            run.run(on_csv(table, f"method.name={name}", "report.intervals=conformal"))
     with pytest.raises(StudyError, match="which fedavg, a method on networks, does not have"):
         run.run(on_csv(table, "method.name=fedavg", "report.intervals=conformal"))

@@ -95,6 +95,7 @@ class LocalGBT(LocalMethod[Nothing]):
     """
 
     host_bound: ClassVar[str | None] = _GROWN
+    leaves_rows_out: ClassVar[bool] = False
 
     boosting: Boosting = part(Boosting)
     folds: int = option(5, low=2)
@@ -129,6 +130,7 @@ class PooledGBT(CentralisedMethod[Fitted]):
     """
 
     host_bound: ClassVar[str | None] = _GROWN
+    leaves_rows_out: ClassVar[bool] = False
     personal_model: ClassVar[str] = "personal models are the pooled one, at numbers of each client's own rows"
 
     boosting: Boosting = part(partial(Boosting, trees=250, shrinkage=0.05, leaves=16, smallest_leaf=20))

@@ -29,6 +29,7 @@ class Persistence(LocalMethod[Nothing]):
     """
 
     raw_units: ClassVar[bool] = True
+    leaves_rows_out: ClassVar[bool] = False
 
     features: tuple[str, ...]
     column: str = "lag_1"

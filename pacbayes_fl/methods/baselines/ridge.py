@@ -67,6 +67,7 @@ class LocalRidge(LocalMethod[Nothing]):
     """Ridge regression of each client alone."""
 
     host_bound: ClassVar[str | None] = "scikit-learn fits it, on the CPU"
+    leaves_rows_out: ClassVar[bool] = False
 
     def init_server(self, generator: torch.Generator) -> Nothing:
         """No client state."""
@@ -85,6 +86,8 @@ class PooledRidge(CentralisedMethod[Linear]):
     Args:
         features: names of the d features.
     """
+
+    leaves_rows_out: ClassVar[bool] = False
 
     features: tuple[str, ...]
 
