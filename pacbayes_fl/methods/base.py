@@ -79,8 +79,8 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
     """Why a round or a personalisation must read numbers on the CPU, in words for people; None where it need not."""
 
     leaves_rows_out: ClassVar[bool] = True
-    """False where models over functions predict no training row from all others (`posteriors.residuals.LeaveOneOut`), so
-    that neither shapes of errors nor conformal intervals can be learned from these."""
+    """False where models over functions predict no training row from all others (`posteriors.residuals.LeaveOneOut`):
+    neither shapes of errors nor conformal intervals can be learned from these."""
 
     server_holds: ClassVar[str | None] = None
     """What the server holds of single clients, for the error of a release; None where it holds no such thing."""

@@ -68,8 +68,7 @@ def compare(
         CheckpointError: when a folder holds a run of another study, or is to be resumed and holds another comparison.
         StudyError: when the data of the studies differ (but for the value that is varied), two of them have the same
             method and value, or one has no such value.
-        PacBayesFLError: as `study.check.check`, naming the method and value that cannot run; or as a run, naming the one
-            that failed. Runs that were finished before stay in the folder.
+        PacBayesFLError: as `study.check.check` or as a run, naming the method and value that cannot run or has failed.
 
     Example:
         >>> import pacbayes_fl as fl
@@ -106,16 +105,11 @@ def compare(
 
     finished = Comparison()
     with nullcontext() if out is None else files.fresh_folder(Path(out)):
-        for name, study, folder in runs:
-            on_round = _after(begin, on_run(study) if on_run is not None else None)
-            if folder is not None and _finished(folder):
-                result = results.load(folder)
-            else:
-                with _failing(f"{name}, seed {study.seed}", len(finished), len(runs)):
-                    result = run(study, folder, resume=folder is not None and folder.exists(), on_round=on_round)
+        for one in runs:
+            on_round = _after(begin, on_run(one.study) if on_run is not None else None)
+            with _failing(one, len(finished), len(runs)):
+                result = _result(one, vary, on_round)
             begin()
-            if vary is not None:
-                result = _named(result, name, _value_text(study, vary), _value(study, vary))
             finished.append(result)
             if on_result is not None:
                 on_result(result)
@@ -125,14 +119,25 @@ def compare(
 
 
 @contextmanager
-def _failing(which: str, finished: int, runs: int) -> Iterator[None]:
+def _failing(one: _Run, finished: int, runs: int) -> Iterator[None]:
     """Say which run has failed, where it is not the only one."""
     try:
         yield
     except PacBayesFLError as error:
-        if runs > 1:
-            raise type(error)(f"{which}, failed after {finished} of {runs} runs: {error}") from error
-        raise
+        if runs == 1:
+            raise
+        what = f"{one.name}, seed {one.study.seed}, failed after {finished} of {runs} runs: {error}"
+        raise type(error)(what) from error
+
+
+def _result(one: _Run, vary: str | None, on_round: Callable[[RoundRecord], None]) -> Result:
+    """Read a run that is finished, or make it."""
+    name, study, folder = one
+    if folder is not None and _finished(folder):
+        result = results.load(folder)
+    else:
+        result = run(study, folder, resume=folder is not None and folder.exists(), on_round=on_round)
+    return result if vary is None else _named(result, name, _value_text(study, vary), _value(study, vary))
 
 
 def _after(begin: Callable[[], None], on_round: Callable[[RoundRecord], None] | None) -> Callable[[RoundRecord], None]:

@@ -323,6 +323,7 @@ def parse(over: str, given: Any, where: str) -> GPModel | NetworkModel:
 
 
 _KIND_OF: Final = MappingProxyType({"functions": "a Gaussian process", "weights": "a network"})
+_KINDS_OF: Final = MappingProxyType({"functions": "Gaussian processes, such as pac-pfl", "weights": "networks"})
 
 
 def _refuse_other(over: str, table: type, given: Mapping[str, object], where: str) -> None:
@@ -332,4 +333,4 @@ def _refuse_other(over: str, table: type, given: Mapping[str, object], where: st
     for key in given:
         if key in theirs and hasattr(table, key):
             what = f"{where}: {key} is an option of {_KIND_OF[other]}, and the method's model is {_KIND_OF[over]}"
-            raise StudyError(what, hint=f"drop it, or choose a method on {other} (`pacbayes-fl list methods`)")
+            raise StudyError(what, hint=f"drop it, or choose a method on {_KINDS_OF[other]}")

@@ -205,7 +205,9 @@ def test_a_precision_with_a_pivot_of_zero_is_nan_and_no_crash(units: bool, monke
     prior, index = torch.ones(2, model.dim), torch.arange(model.dim).expand(2, -1)
     prior[1] = 1e12
     result = curvature.marginal_variance(model, torch.zeros(2, model.dim), batch, index, prior)
-    alone = curvature.marginal_variance(model, torch.zeros(1, model.dim), batch.select(torch.tensor([0])), index[:1], prior[:1])
+    alone = curvature.marginal_variance(
+        model, torch.zeros(1, model.dim), batch.select(torch.tensor([0])), index[:1], prior[:1]
+    )
     close(result[0], alone[0])
     assert result[1].isnan().all()
 

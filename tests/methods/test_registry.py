@@ -10,12 +10,16 @@ import tomllib
 from typing import Any
 
 import pytest
+import torch
 
 from pacbayes_fl import settings
 from pacbayes_fl.methods import METHODS, HeldOutChoice, LogUniform, OneOf, Recipe
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.methods.registry import Registry
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.residuals import LeaveOneOut
 from pacbayes_fl.study.file import Study
+from pacbayes_fl.testing.scene import federation
 from tests.laws.cases import labels_only, model_of
 
 FEATURES = ("wind", "lag_1")
@@ -98,6 +102,16 @@ def test_a_recipe_names_the_servers_own_optimiser(name: str) -> None:
     words = METHODS[name].summary.server.lower()
     optimiser = getattr(build(name), "optimiser", "none")
     assert all((word in words) <= (word == optimiser) for word in ("adam", "ascent"))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if METHODS[name].model == "functions"])
+def test_a_method_says_whether_its_models_leave_rows_out(name: str) -> None:
+    """What a study is refused by before its first round, and not found out by after the last."""
+    method, batch = build(name, **({"column": "wind"} if name == "persistence" else {})), federation(2)
+    message = method.broadcast(method.init_server(torch.Generator().manual_seed(0)))
+    noise = Noise(0, 0, batch.ids)
+    posterior = method.personalise(message, method.init_clients(message, batch), batch, noise)
+    assert isinstance(posterior, LeaveOneOut) == method.leaves_rows_out
 
 
 def values_of(space: LogUniform | OneOf) -> tuple[Any, ...]:

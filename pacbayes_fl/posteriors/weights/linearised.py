@@ -83,8 +83,8 @@ class LinearisedPosterior:
     formed nor factored: it is singular wherever fewer weights than classes are uncertain, and a pass through the layers
     costs less than to solve for every row.
 
-    A client whose precision cannot be factored, as in float32 under a prior so wide that rounding outweighs it, or whose
-    variances leave the range of numbers, is predicted with its estimate alone, and named in a warning.
+    A client whose precision cannot be factored, as in float32 under a prior so wide that rounding outweighs it, or
+    whose variances leave the range of numbers, is predicted with its estimate alone, and named in a warning.
 
     Args:
         model: the likelihood.

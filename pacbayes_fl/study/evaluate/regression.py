@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pacbayes_fl.data.moments import power_of_two, standardised
+from pacbayes_fl.data.moments import moments_of, power_of_two, standardised
 from pacbayes_fl.data.scaling import FEDERATED
 from pacbayes_fl.data.transforms import Transform
 from pacbayes_fl.errors import StudyError, caller_stacklevel
@@ -214,7 +214,8 @@ def evaluate(
     """Personalise every client of a group on its training rows and score it on its test rows.
 
     Metrics are taken in each client's standardised units, as in the paper; those that change with the unit also in the
-    data's own, under a name that ends in "_raw".
+    data's own, under a name that ends in "_raw". A client whose training targets do not vary has no unit of its own: it
+    is scored in the data's, and named in a warning.
 
     Args:
         method: the algorithm.
@@ -258,7 +259,9 @@ def evaluate(
             tensors[name][index] = torch.where(own_rows.mask, values, torch.nan)
     if by is not None:
         tensors["coverage_by"] = torch.where(test.mask, by, torch.nan)
-    _say_far(test.names, far.tolist())
+    flat = _without_unit(scaled)
+    _say_without_unit(test.names, flat.tolist())
+    _say_far(test.names, far.masked_fill(flat.to(far.device), 0.0).tolist())
     lists = {name: column.double().cpu().numpy() for name, column in columns.items()}
     rows_out = ClientRows.of_group(group, test.ids, test.names, (int(m) for m in scaled.train.size.tolist()), lists)
     return Report(rows_out, {f"{group}.{name}": tensor for name, tensor in (_inputs(scaled) | tensors).items()})
@@ -281,6 +284,24 @@ def _centred(scaled: ScaledGroup, errors: ErrorShape, index: Tensor, posterior: 
     """Predict means of the test rows of some clients, without variances where these would cost most."""
     result = centre(posterior, scaled.test.select(index.cpu()).x)
     return _predicted(scaled, errors, index, posterior) if result is None else result
+
+
+def _without_unit(scaled: ScaledGroup) -> Tensor:
+    """Which clients with test rows have training targets of no spread, whatever unit a method gets them in [K]."""
+    train = scaled.raw.train
+    flat = moments_of(train.y.unsqueeze(-1), train.mask).flat[:, 0]
+    return flat & train.mask.any(1) & scaled.raw.test.mask.any(1)
+
+
+def _say_without_unit(names: Sequence[str], flat: Sequence[bool]) -> None:
+    """Warn of scores whose unit is another than that of other clients' scores."""
+    if those := [name for name, one in zip(names, flat, strict=True) if one]:
+        what = (
+            f"training targets of {listed(those)} do not vary, or are but one, and give no unit: their scores in "
+            "standardised units are in the data's own (std := 1), and weigh accordingly in means over clients; medians "
+            "hardly feel it"
+        )
+        warnings.warn(what, stacklevel=caller_stacklevel())
 
 
 def _say_far(names: Sequence[str], far: Sequence[float]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -70,6 +71,23 @@ def test_ridge_is_scored_as_by_hand(tmp_path: Path, group: str) -> None:
             assert row.metrics[name] == pytest.approx(value.item(), rel=1e-7), name
         for name, values in {"mean": mean, "std": (std * variance.sqrt()).expand(3)}.items():
             torch.testing.assert_close(report.predictions[f"{group}.{name}"][k], values, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("scale", ["client", "shrunk"])
+def test_clients_whose_targets_give_no_unit_are_named_and_not_said_to_be_far(scale: str) -> None:
+    """One of a single training row and one of a constant target, of values whose unit of 1 means nothing."""
+    x = torch.linspace(-1, 1, 12, dtype=torch.float64).unsqueeze(1)
+    y = 1e6 * (x[:, 0] + 0.1 * torch.sin(9 * x[:, 0]))
+    train = {"a": (x, y), "b": (x, 2 * y), "one": (x[:1], y[:1]), "flat": (x, torch.full_like(y, 3e6)), "c": (x, -y)}
+    table = {"data": {"scale": scale}, "method": {"name": "pac-pfl"}, "federation": {"rounds": 2, "device": "cpu"}}
+    data = {name: (*rows, x[2:7] + 0.01, y[2:7]) for name, rows in train.items()}
+    study = Study.from_table(table).with_instances(data=data)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        scored(study)
+    said = [str(one.message) for one in caught]
+    assert [text for text in said if text.startswith("training targets of 'one', 'flat' do not vary, or are but one")]
+    assert not [text for text in said if "standard deviations of their own targets away" in text]
 
 
 def test_persistence_in_the_datas_own_units_is_scored_as_by_hand(tmp_path: Path) -> None:
