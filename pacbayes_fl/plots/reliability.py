@@ -99,12 +99,13 @@ class _Bins:
 
 
 def _rows(result: Result, group: str, model: str) -> list[tuple[Array, Array]]:
-    """Return the confidence and the hits of each client that has test rows, [m] each."""
+    """Return the confidence and the hits of each client with test rows that have probabilities, [m] each."""
     arrays = predicted(result, group, f"{model}.probs", "y_test", "mask_test")
     if not arrays:
         return []
     probs, y, mask = arrays[f"{model}.probs"].astype(np.float64), arrays["y_test"], arrays["mask_test"]
     confidence, hit = probs.max(-1), (probs.argmax(-1) == y).astype(np.float64)
+    mask = mask & ~np.isnan(confidence)  # of NaN the first class would be the most probable
     return [(sure[real], right[real]) for sure, right, real in zip(confidence, hit, mask, strict=True) if real.any()]
 
 

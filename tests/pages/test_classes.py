@@ -39,6 +39,24 @@ def test_the_calibration_error_is_that_of_a_loop(labelled: Result) -> None:
     assert made is not None and f"together {error:.3f}, by 10 bins" in to_html(made)
 
 
+def without(result: Result, client: int, group: str = "existing") -> tuple[Result, Result]:
+    """Give a client of a result probabilities that are NaN, and leave its rows out altogether."""
+    p = result.predictions
+    probs, mask = p[f"{group}.pm.probs"].clone(), p[f"{group}.mask_test"].clone()
+    probs[client], mask[client] = torch.nan, False
+    lost, fewer = {**p, f"{group}.pm.probs": probs}, {**p, f"{group}.mask_test": mask}
+    return replace(result, predictions=lost), replace(result, predictions=fewer)
+
+
+def test_rows_without_probabilities_are_in_no_figure_and_no_table(labelled: Result) -> None:
+    """The first of the NaNs would be the most probable class."""
+    lost, fewer = (
+        {name: one for name, one in given.predictions.items() if ".gm." not in name} for given in without(labelled, 0)
+    )
+    mine, expected = (classes(replace(labelled, predictions=given)) for given in (lost, fewer))
+    assert mine is not None and expected is not None and to_html(mine) == to_html(expected)
+
+
 def test_many_classes_are_told_by_their_most_frequent_confusions(labelled: Result) -> None:
     probs = torch.full((1, 80, 40), 1e-3)
     y = torch.arange(80).remainder(40).unsqueeze(0)

@@ -37,6 +37,21 @@ def at(axis: Axes, label: str) -> tuple[float, float]:
     return float(x[0]), float(y[0])
 
 
+def test_a_client_without_probabilities_is_left_out(classes: Maker) -> None:
+    """The first of the NaNs would be the most probable class."""
+    result = classes()
+    p = result.predictions
+    probs, mask = p["existing.pm.probs"].clone(), p["existing.mask_test"].clone()
+    probs[2], mask[2] = torch.nan, False
+    lost, fewer = (
+        reliability_diagram(replace(result, predictions={**p, **other}), 10, "pm").axes
+        for other in ({"existing.pm.probs": probs}, {"existing.mask_test": mask})
+    )
+    assert lost[0].get_title() == "existing clients (5)"
+    assert [axis.get_title() for axis in lost] == [axis.get_title() for axis in fewer]
+    assert heights(bars(lost[0])[0]) == heights(bars(fewer[0])[0])
+
+
 @pytest.mark.parametrize(("model", "bins"), [("pm", 10), ("gm", 7)])
 def test_bars_and_lines_are_those_of_the_metrics(model: str, bins: int, classes: Maker) -> None:
     result = classes()
