@@ -77,6 +77,17 @@ def warn_of(posterior: Posterior) -> None:
         doubts()
 
 
+def tell_of(posterior: Posterior) -> None:
+    """Warn of what a posterior has found while it predicted, where this is known on a device only.
+
+    Args:
+        posterior: of the clients of a call, after its predictions.
+    """
+    tell = getattr(getattr(posterior, "inner", posterior), "tell", None)
+    if tell is not None:
+        tell()
+
+
 def global_models(
     method: AnyMethod, state: FederationState, batch: ClientBatch, plan: FederationPlan, then: Then | None = None
 ) -> Iterator[tuple[Tensor, Any]]:

@@ -69,11 +69,11 @@ def classes(result: Result) -> Element | None:
 
 
 def _taken(result: Result, group: str, model: str) -> tuple[Array, npt.NDArray[np.int64]] | None:
-    """Probabilities [R, C] and labels [R] of a group's test rows that have some: of NaN no class is the most probable."""
+    """Probabilities [R, C] and labels [R] of a group's test rows that have some: of NaN no class is most probable."""
     probs, y, mask = (array(result, f"{group}.{name}") for name in (f"{model}.probs", "y_test", "mask_test"))
     if probs is None or y is None or mask is None:
         return None
-    mask = mask & ~np.isnan(probs).any(-1)
+    mask = np.logical_and(mask, ~np.isnan(probs).any(-1))
     if not mask.any():
         return None
     return probs[mask].astype(np.float64), y[mask].astype(np.int64)

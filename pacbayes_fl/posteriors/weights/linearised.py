@@ -125,10 +125,12 @@ class LinearisedPosterior:
             not be finite, that at the estimate.
 
         Warns:
-            UserWarning: of clients who are predicted with the estimate alone.
+            UserWarning: of clients who are predicted with the estimate alone; of those on a device `tell` does.
         """
         if self.predictive == "map":
             return self.predict_at_mean(x)
+        if not tensors.on_host(self.loc):  # which is not asked: whether all weights are finite decides there
+            return self._predict(x, PartlyKnown(self.gaussian, self._lost))
         result = self._predict(x, self.gaussian)
         astray = ~self._usable(result, self.gaussian)
         if not bool(astray.any()):
@@ -138,13 +140,26 @@ class LinearisedPosterior:
         self._say(astray & self._usable(certain, known))
         return certain
 
+    def tell(self) -> None:
+        """Warn of clients that were predicted with the estimate alone, where this is known on a device only."""
+        if "_lost" in vars(self) and not tensors.on_host(self.loc):
+            self._say(self._lost & tensors.finite(self.loc))
+
+    @cached_property
+    def _lost(self) -> Tensor:
+        """Clients whom the Gaussian gives no finite weights [K]."""
+        return ~self._finite(self.gaussian)
+
+    def _finite(self, gaussian: GaussianWeights) -> Tensor:
+        return tensors.finite(gaussian.step(gaussian.draw(self.noise.copy())))
+
     def _usable(self, predictions: Predictive, gaussian: GaussianWeights) -> Tensor:
         """Which clients have numbers in their predictions [K], and finite ones where they are means and variances."""
         if isinstance(predictions, ClassMixture):  # a class may be impossible
             return ~predictions.log_probs.isnan().flatten(1).any(1)
         if isinstance(predictions, NormalMixture):
             return tensors.finite({"means": predictions.means, "variances": predictions.variances})
-        return tensors.finite(gaussian.step(gaussian.draw(self.noise.copy())))  # not all others have moments
+        return self._finite(gaussian)  # not all others have moments
 
     def _say(self, certain: Tensor) -> None:
         """Warn of clients [K] whose uncertainty is left out; inputs that no weights can predict are not its fault."""

@@ -92,7 +92,9 @@ def evaluate(
 
     def both(index: Tensor, posterior: Any) -> tuple[ClassMixture, ClassMixture | None]:
         x = test.select(index.cpu()).x
-        return predictive(posterior, x), predictive(posterior, x, at_mean=True) if posterior.uncertain else None
+        averaged = predictive(posterior, x)
+        personalisation.tell_of(posterior)
+        return averaged, predictive(posterior, x, at_mean=True) if posterior.uncertain else None
 
     state = state_of(method, state, group, scaled)
     for model, index, (predictions, at_mean) in _models(method, state, scaled.train, plan, both):

@@ -277,7 +277,9 @@ def _blank(like: Tensor) -> Tensor:
 
 def _predicted(scaled: ScaledGroup, errors: ErrorShape, index: Tensor, posterior: Any) -> Any:
     """Predict the test rows of some clients of a group."""
-    return errors.around(posterior).predict(scaled.test.select(index.cpu()).x)
+    result = errors.around(posterior).predict(scaled.test.select(index.cpu()).x)
+    personalisation.tell_of(posterior)
+    return result
 
 
 def _centred(scaled: ScaledGroup, errors: ErrorShape, index: Tensor, posterior: Any) -> Any:

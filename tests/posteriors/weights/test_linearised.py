@@ -276,6 +276,26 @@ def test_a_client_whose_precision_has_no_factor_is_predicted_with_its_estimate_a
             torch.testing.assert_close(result.variance[k], expected.variance[k], rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("predictive", ["probit", "monte-carlo", "draws"])
+def test_a_device_is_asked_for_such_clients_after_its_predictions(
+    predictive: Any, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Predictions read nothing there; they are what a host makes of them."""
+    gaussian, x = some_gaussian(MODEL), randn(5, K, N, 2)
+    with pytest.warns(UserWarning, match="client 1"):
+        expected = posterior(MODEL, spoiled(gaussian), predictive).predict(x).probs
+    sound = posterior(MODEL, gaussian, predictive).predict(x).probs
+    recwarn.clear()
+    monkeypatch.setattr(linearised.tensors, "on_host", lambda _: False)  # type: ignore[attr-defined]
+    one, other = posterior(MODEL, spoiled(gaussian), predictive), posterior(MODEL, gaussian, predictive)
+    one.tell()
+    assert torch.equal(one.predict(x).probs, expected) and torch.equal(other.predict(x).probs, sound)
+    other.tell()
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="posterior of client 1 gives no finite predictions"):
+        one.tell()
+
+
 def test_variances_that_overflow_are_left_out_too() -> None:
     model = BayesianMLP((2, 6, 3), Categorical(3))
     loc, variance = (0.7 * randn(1, K, model.dim)).float(), torch.full((K, model.dim), 1e-2)
