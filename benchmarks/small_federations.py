@@ -17,6 +17,7 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy import stats
 
 import pacbayes_fl as fl
 from pacbayes_fl.results.records import Result
@@ -132,6 +133,61 @@ def diabetes(seed: int) -> pd.DataFrame:
     return table
 
 
+def runs(table: pd.DataFrame, method: str, sets: Sequence[str], folder: Path) -> dict[str, Result]:
+    """Train the two linear models, and a method by default settings.
+
+    Args:
+        table: as `made` gives it.
+        method: that is compared with ridge regressions.
+        sets: assignments for it, such as "federation.rounds=100".
+        folder: to write the table to.
+
+    Returns:
+        By name of the method, that which is compared last.
+    """
+    path, results = folder / "rows.csv", {}
+    table.to_csv(path, index=False)
+    for name in (*LINEAR, method):
+        study = {"data": {"source": str(path)}, "method": {"name": name}}
+        results[name] = fl.run(fl.Study.from_table(study, sets=sets if name == method else ()))
+    return results
+
+
+def excess(draws: Sequence[Mapping[str, Result]], method: str, group: str) -> tuple[float, float]:
+    """Compare a method's RSMSE with that of the better linear model, client by client.
+
+    Args:
+        draws: runs as `runs` gives them, one for every draw.
+        method: that is compared.
+        group: "existing" or "new".
+
+    Returns:
+        Mean difference over the clients of all draws, negative where the method is better, and half its 95 % interval
+        by Student's t. Clients with a constant target have no RSMSE and do not count.
+    """
+    errors = {name: column(draws, name, group, "rsmse") for name in (*LINEAR, method)}
+    better = min(LINEAR, key=lambda name: float(np.nanmean(errors[name])))
+    difference = errors[method] - errors[better]
+    difference = difference[np.isfinite(difference)]
+    wide = float(stats.t.ppf(0.975, len(difference) - 1))
+    return float(difference.mean()), wide * float(difference.std(ddof=1)) / len(difference) ** 0.5
+
+
+def column(draws: Sequence[Mapping[str, Result]], method: str, group: str, score: str) -> Array:
+    """Collect a score of the clients of all draws.
+
+    Args:
+        draws: runs as `runs` gives them, one for every draw.
+        method: whose score it is.
+        group: "existing" or "new".
+        score: its name.
+
+    Returns:
+        [K], NaN of a client without one.
+    """
+    return np.concatenate([np.asarray(results[method].column(group, score), dtype=float) for results in draws])
+
+
 def compared(tables: Sequence[pd.DataFrame], method: str, sets: Sequence[str], folder: Path) -> Iterator[str]:
     """Train by default settings and compare by clients with the better of the two linear models.
 
@@ -145,27 +201,13 @@ def compared(tables: Sequence[pd.DataFrame], method: str, sets: Sequence[str], f
         For existing and new clients of all draws: mean RSMSE of every method, difference with its paired 95 % interval,
         mean NLPD, and the number of rounds of every draw.
     """
-    results: dict[str, list[Result]] = {name: [] for name in (*LINEAR, method)}
-    for draw, table in enumerate(tables):
-        path = folder / f"rows_{draw}.csv"
-        table.to_csv(path, index=False)
-        for name, own in results.items():
-            study = {"data": {"source": str(path)}, "method": {"name": name}}
-            own.append(fl.run(fl.Study.from_table(study, sets=sets if name == method else ())))
-    rounds = ", ".join(str(result.round) for result in results[method])
-
-    def column(name: str, group: str, score: str) -> Array:
-        return np.concatenate([np.asarray(result.column(group, score), dtype=float) for result in results[name]])
-
+    draws = [runs(table, method, sets, folder) for table in tables]
+    rounds = ", ".join(str(results[method].round) for results in draws)
     for group in ("existing", "new"):
-        errors = {name: column(name, group, "rsmse") for name in results}
-        better = min(LINEAR, key=lambda name: float(np.nanmean(errors[name])))
-        difference = errors[method] - errors[better]
-        difference = difference[np.isfinite(difference)]
-        half = 1.96 * difference.std(ddof=1) / len(difference) ** 0.5
-        nlpd = " | ".join(f"{np.nanmean(column(name, group, 'nlpd')):.2f}" for name in results)
-        means = " | ".join(f"{np.nanmean(errors[name]):.3f}" for name in results)
-        yield f"{group} | {means} | {difference.mean():+.3f} ± {half:.3f} | {nlpd} | {rounds}"
+        mean, half = excess(draws, method, group)
+        nlpd = " | ".join(f"{np.nanmean(column(draws, name, group, 'nlpd')):.2f}" for name in draws[0])
+        means = " | ".join(f"{np.nanmean(column(draws, name, group, 'rsmse')):.3f}" for name in draws[0])
+        yield f"{group} | {means} | {mean:+.3f} ± {half:.3f} | {nlpd} | {rounds}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
