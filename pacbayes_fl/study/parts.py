@@ -215,12 +215,13 @@ class FederationPart:
     `aggregate = "clipped"` is to be had where clients may be broken or hostile; others are in the plan's fields.
     `rounds = "held-out"`, the default of Gaussian processes on a file of one's own, takes as many as make training rows
     of held-out clients, and held-out rows of the others, most likely (see `study.search.path`). A given number of 100
-    or more is tried for a quarter of the rounds, with a warning where such rows become less likely; see
-    `study.search.overfitting`, also for what is left out: private runs, and folds.
+    or more is tried for a quarter of the rounds, on a file of one's own one of 25 or more for up to 50 if that takes
+    seconds, with a warning where such rows become less likely; see `study.search.overfitting`, also for what is left
+    out: private runs, and folds.
 
     Args:
-        overfitting_trial: whether that number is tried, which takes about a fifth of the run's time, or twice that
-            where it overfits; the run itself is the same either way.
+        overfitting_trial: whether that number is tried, which takes about a fifth of the run's time (of a short run up
+            to two thirds), or twice that where it overfits; the run itself is the same either way.
         device: "auto" takes CUDA where there is one.
         threads: threads of torch; its own choice when None.
         checkpoint_every: rounds between two checkpoints; a private run has one after every release.

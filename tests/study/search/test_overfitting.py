@@ -93,6 +93,39 @@ def test_nothing_is_tried_where_it_may_not_or_cannot_be(asked: list[tuple[int, .
     assert asked == []
 
 
+def own_rows(rounds: int, rows: int = 8, clients: int = 12) -> Study:
+    """A study on rows that a program has, of which half a client's train."""
+    data = {"test": {"share": 0.5}}
+    study = Study.from_table({"data": data, "federation": {"rounds": rounds, "device": "cpu"}}, "own")
+    x = torch.linspace(-1, 1, 2 * rows, dtype=torch.float64).unsqueeze(1)
+    return study.with_instances(data={f"c{k}": (x + k, x.sin()[:, 0] + k) for k in range(clients)})
+
+
+@pytest.mark.parametrize(
+    ("rounds", "marks"), [(24, ()), (25, (10, 25)), (49, (10, 25)), (99, (10, 25, 50)), (400, (10, 25, 50, 100))]
+)
+def test_the_first_rounds_of_few_are_tried_on_rows_of_ones_own(
+    rounds: int, marks: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+    monkeypatch.setattr(overfitting, "follow", lambda _, __, marks, parts: tried.extend(marks) or Along())
+    study = own_rows(rounds)
+    overfitting.announce(study, held_rows.divide(study, load(study)))
+    assert tuple(tried) == marks
+
+
+@pytest.mark.parametrize(("rows", "clients"), [(900, 3), (4, 300)])
+def test_the_first_rounds_of_few_are_not_tried_where_they_take_long(
+    rows: int, clients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+    monkeypatch.setattr(overfitting, "follow", lambda _, __, marks, parts: tried.extend(marks) or Along())
+    for rounds, marks in ((99, ()), (100, (10, 25))):  # of which a quarter is tried, as before
+        study = own_rows(rounds, rows, clients)
+        overfitting.announce(study, held_rows.divide(study, load(study)))
+        assert tuple(tried) == marks
+
+
 def test_rounds_that_rows_have_chosen_are_not_tried_again(
     asked: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
