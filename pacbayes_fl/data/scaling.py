@@ -22,6 +22,7 @@ from pacbayes_fl.data.moments import Moments, combined, moments_of, standardised
 from pacbayes_fl.data.row_counts import counted_rows
 from pacbayes_fl.data.shrinkage import Population, fit_population, shrunk
 from pacbayes_fl.data.summaries import SummaryScale
+from pacbayes_fl.data.target_bounds import Bounds
 from pacbayes_fl.data.transforms import Transform
 from pacbayes_fl.errors import caller_stacklevel
 
@@ -103,7 +104,7 @@ class Shared(NamedTuple):
         between: standard deviation of clients' means in shrunk columns [d + 1], in units of each column; 0 elsewhere.
         spread: standard deviation of the logarithms of clients' scales in shrunk columns [d + 1]; 0 elsewhere.
         summaries: scale of the clients' summaries, where these are inputs.
-        bounds: least and largest value that a target can have, in units of y; None without any.
+        bounds: where targets end, in units of y; None without any.
         transform: of targets before they are scaled; None without any.
     """
 
@@ -115,7 +116,7 @@ class Shared(NamedTuple):
     between: Tensor | None = None
     spread: Tensor | None = None
     summaries: SummaryScale | None = None
-    bounds: tuple[float, float] | None = None
+    bounds: Bounds | None = None
     transform: Transform | None = None
 
     def impose(self, own: Scaling) -> Scaling:

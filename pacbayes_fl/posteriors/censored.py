@@ -25,8 +25,8 @@ class CensoredMixture:
 
     Args:
         inner: distribution of z, [K, N].
-        low: lower bounds [K], in units of y; minus infinity for none.
-        high: upper bounds [K], in units of y; infinity for none.
+        low: lower bounds [K] or, row by row, [K, N], in units of y; minus infinity for none.
+        high: upper bounds likewise; infinity for none.
 
     Example:
         >>> import torch
@@ -64,7 +64,7 @@ class CensoredMixture:
         Returns:
             [K, N], in nats; minus infinity beyond the bounds.
         """
-        low, high = self.low.unsqueeze(-1), self.high.unsqueeze(-1)
+        low, high = self._bounds()
         below, above = (torch.special.log_ndtr(sign * end) for sign, end in zip((1.0, -1.0), self._ends(), strict=True))
         masses = (torch.logsumexp(self.inner.log_weights.unsqueeze(-1) + log, 1) for log in (below, above))
         at_low, at_high = masses
@@ -80,8 +80,9 @@ class CensoredMixture:
         Returns:
             [K, N], or [L, K, N].
         """
-        result = torch.where(y < self.low.unsqueeze(-1), 0.0, self.inner.cdf(y))
-        return torch.where(y >= self.high.unsqueeze(-1), 1.0, result)
+        low, high = self._bounds()
+        result = torch.where(y < low, 0.0, self.inner.cdf(y))
+        return torch.where(y >= high, 1.0, result)
 
     def below(self, y: Tensor) -> Tensor:
         """Probability of a target less than y.
@@ -92,8 +93,9 @@ class CensoredMixture:
         Returns:
             [K, N].
         """
-        result = torch.where(y <= self.low.unsqueeze(-1), 0.0, self.inner.cdf(y))
-        return torch.where(y > self.high.unsqueeze(-1), 1.0, result)
+        low, high = self._bounds()
+        result = torch.where(y <= low, 0.0, self.inner.cdf(y))
+        return torch.where(y > high, 1.0, result)
 
     def quantile(self, level: Tensor) -> Tensor:
         """Quantiles of z, moved to the bounds.
@@ -128,7 +130,8 @@ class CensoredMixture:
         Returns:
             The distribution of loc + scale * y.
         """
-        return CensoredMixture(self.inner.rescale(loc, scale), loc + scale * self.low, loc + scale * self.high)
+        ends = (loc.unsqueeze(-1) + scale.unsqueeze(-1) * end for end in self._bounds())
+        return CensoredMixture(self.inner.rescale(loc, scale), *ends)
 
     def hidden_score(self) -> Tensor:
         """What the continuous ranked probability score of z, at a target between the bounds, counts beyond them.
@@ -140,15 +143,21 @@ class CensoredMixture:
             [K, N], in units of y.
         """
         negative = NormalMixture(self.inner.log_weights, -self.inner.means, self.inner.variances)
-        return _squared_tail(self.inner, self.low) + _squared_tail(negative, -self.high)
+        low, high = self._bounds()
+        return _squared_tail(self.inner, low) + _squared_tail(negative, -high)
 
     def _within(self, y: Tensor) -> Tensor:
-        return y.maximum(self.low.unsqueeze(-1)).minimum(self.high.unsqueeze(-1))
+        low, high = self._bounds()
+        return y.maximum(low).minimum(high)
+
+    def _bounds(self) -> tuple[Tensor, Tensor]:
+        """Bounds [K, 1] or [K, N]."""
+        return by_row(self.low), by_row(self.high)
 
     def _ends(self) -> tuple[Tensor, Tensor]:
         """Bounds [K, P, N] in standard deviations from the components' means."""
         std = self.inner.stds.clamp_min(torch.finfo(self.inner.means.dtype).tiny)
-        low, high = ((end.view(-1, 1, 1) - self.inner.means) / std for end in (self.low, self.high))
+        low, high = ((end.unsqueeze(1) - self.inner.means) / std for end in self._bounds())
         return low, high
 
     def _moments(self) -> tuple[Tensor, Tensor]:
@@ -157,6 +166,18 @@ class CensoredMixture:
         shift = _excess(low) - _excess(-high)  # of the mean, in standard deviations
         second = _square(low) + _square(-high) + torch.special.ndtr(high) - torch.special.ndtr(low)
         return self.inner.means + std * shift, self.inner.variances * (second - shift.square()).clamp_min(0.0)
+
+
+def by_row(end: Tensor) -> Tensor:
+    """Give bounds a dimension of rows.
+
+    Args:
+        end: [K], or [K, N] of every row.
+
+    Returns:
+        [K, 1], or [K, N].
+    """
+    return end.unsqueeze(-1) if end.dim() == 1 else end
 
 
 def _density(end: Tensor) -> Tensor:
@@ -178,15 +199,15 @@ def _square(end: Tensor) -> Tensor:
 
 
 def _squared_tail(mixture: NormalMixture, end: Tensor) -> Tensor:
-    """Return int_{-inf}^end F(z)^2 dz [K, N], 0 without an end."""
+    """Return int_{-inf}^end F(z)^2 dz [K, N] for ends [K, 1] or [K, N], 0 without an end."""
     there = end > -torch.inf
-    top = torch.where(there, end, 0.0).view(-1, 1, 1)
+    top = torch.where(there, end, 0.0).unsqueeze(1).expand(-1, 1, mixture.means.shape[2])
     cuts = torch.cat([mixture.means + cut * mixture.stds for cut in _CUTS], 1)
-    cuts = torch.cat((cuts.minimum(top), top.expand_as(cuts[:, :1])), 1).sort(1).values
+    cuts = torch.cat((cuts.minimum(top), top), 1).sort(1).values
     left, width = cuts[:, :-1].transpose(0, 1), cuts.diff(dim=1).transpose(0, 1)  # [L, K, N]
     total = torch.zeros_like(left[0])
     for node, weight in _RULE:
         for start, step in zip(left.split(16), width.split(16), strict=True):
             height = mixture.cdf(start + 0.5 * (node + 1.0) * step).square()
             total = total + 0.5 * weight * (step * height).sum(0)
-    return torch.where(there.unsqueeze(-1), total, 0.0)
+    return torch.where(there, total, 0.0)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pacbayes_fl.data.transforms import Transform
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.censored import by_row
 from pacbayes_fl.posteriors.predictive import NormalMixture
 
 _CUTS: Final = (-24.0, -16.0, -11.0, -8.0, -6.0, -4.0, -2.5, -1.2, 0.0, 1.2, 2.5, 4.0, 6.0, 8.0, 11.0, 16.0, 24.0)
@@ -36,8 +37,8 @@ class TransformedMixture:
         transform: g.
         centre: [K], in the data's own units.
         spread: [K], positive, likewise: the unit of y.
-        low: lower bounds [K], in units of y; minus infinity for none.
-        high: upper bounds [K], in units of y; infinity for none.
+        low: lower bounds [K] or, row by row, [K, N], in units of y; minus infinity for none.
+        high: upper bounds likewise; infinity for none.
     """
 
     inner: NormalMixture
@@ -138,7 +139,7 @@ class TransformedMixture:
             The distribution of loc + scale * y.
         """
         spread = self.spread / scale
-        bounds = (loc + scale * end for end in (self.low, self.high))
+        bounds = (loc.unsqueeze(-1) + scale.unsqueeze(-1) * end for end in self._bounds())
         return TransformedMixture(self.inner, self.transform, self.centre - loc * spread, spread, *bounds)
 
     def ranked_score(self, y: Tensor) -> Tensor:
@@ -170,8 +171,9 @@ class TransformedMixture:
         """Mean and variance [K, N]."""
         means, stds = self.inner.means.double(), self.inner.stds.double()
         tiny = torch.finfo(stds.dtype).tiny
-        knots = means.new_tensor(self.transform.kind.knots).view(-1, 1, 1, 1).expand(-1, len(means), 1, 1)
-        knots = torch.cat((knots, torch.stack(self._ends()).unsqueeze(-1)))
+        ends = torch.stack(torch.broadcast_tensors(*self._ends())).unsqueeze(2)
+        knots = means.new_tensor(self.transform.kind.knots).view(-1, 1, 1, 1).expand(-1, *ends.shape[1:])
+        knots = torch.cat((knots, ends))
         bends = ((knots - means) / stds.clamp_min(tiny)).nan_to_num(0.0, _CUTS[-1], _CUTS[0])
         cuts = means.new_tensor(_CUTS).view(-1, 1, 1, 1).expand(-1, *means.shape)
         cuts = torch.cat((cuts, bends.clamp(_CUTS[0], _CUTS[-1])), 0).sort(0).values
@@ -203,10 +205,10 @@ class TransformedMixture:
         return y.maximum(low).minimum(high)
 
     def _bounds(self) -> tuple[Tensor, Tensor]:
-        return self.low.unsqueeze(-1), self.high.unsqueeze(-1)
+        return by_row(self.low), by_row(self.high)
 
     def _ends(self) -> tuple[Tensor, Tensor]:
-        """Transforms of the bounds [K, 1]."""
+        """Transforms of the bounds [K, 1] or [K, N]."""
         low, high = (self.transform.forward(self._raw(end)) for end in self._bounds())
         return low, high
 

@@ -111,6 +111,10 @@ def load(study: Study) -> tables.Dataset:
             if getattr(study.data, name) != getattr(DataPart(), name):
                 what = f"[data] {name} is for the columns of a table, and {study.data.source!r} is none"
                 raise StudyError(what, hint="drop it, or give a .csv or .parquet")
+        for name in ("lower_bound", "upper_bound"):
+            if isinstance(column := getattr(study.data, name), str):
+                what = f"[data] {name} = {column!r} is a column of a table, and {study.data.source!r} is none"
+                raise StudyError(what, hint="give a number, or a .csv or .parquet")
     else:
         check_columns(study)
     if study.data.follow_seed:
@@ -234,19 +238,13 @@ def check_targets(batch: ClientBatch, shared: Shared) -> None:
         shared: has the bounds and the transform, if there are any.
 
     Raises:
-        DataError: naming the first client that has one, and the range of its targets, or the target.
+        DataError: naming the first client that has one, and the range of its targets, or the target; or a row whose
+            bounds are not in order.
     """
     if shared.transform is not None:
         shared.transform.check(batch)
-    if shared.bounds is None:
-        return
-    low, high = shared.bounds
-    beyond = (batch.mask & ((batch.y < low) | (batch.y > high))).any(1)
-    if bool(beyond.any()):
-        k = int(beyond.nonzero()[0])
-        y = batch.y[k][batch.mask[k]]
-        what = f"has targets from {float(y.min()):g} to {float(y.max()):g}, beyond the bounds [{low:g}, {high:g}]"
-        raise DataError(what, client=batch.names[k], hint="data.lower_bound and data.upper_bound are those of all rows")
+    if shared.bounds is not None:
+        shared.bounds.check(batch)
 
 
 def _scaled_rows(

@@ -100,9 +100,10 @@ class DataPart(Layout, OriginPart):
         client_inputs: further inputs that are the same in all rows of a client: "summaries" of its own training rows,
             scaled over the existing clients (the logarithm of the target's scale, its level against it, and its
             correlation with every feature), which tell a shared prior what kind of client it is; or "none".
-        lower_bound: least value that a target can have, such as 0 of a power. What predictions of normal errors put
-            below is the probability of the bound itself, also in NLPD; learning and certificates know nothing of it.
-        upper_bound: likewise the largest value.
+        lower_bound: least value that a target can have, such as 0 of a power, or the name of a feature that has it row
+            by row. What predictions of normal errors put below is the probability of the bound itself, also in NLPD;
+            learning and certificates know nothing of it.
+        upper_bound: likewise the largest value, such as 0.9 or "capacity".
         transform: t of the target that models learn in place of y, before it is scaled: "log1p", ln(1 + y) for y above
             -1; "logit", ln((y - low) / (high - y)) for y between `lower_bound` and `upper_bound`, not at them;
             "yeo-johnson", a power for numbers of any sign; or "none". Predictions are brought back: means, quantiles
@@ -121,8 +122,8 @@ class DataPart(Layout, OriginPart):
     scale: ColumnScale | Literal["held-out"] = "client"
     column_scale: Mapping[str, Any] = option(factory=dict)
     client_inputs: Literal["none", "summaries"] = "none"
-    lower_bound: float | None = None
-    upper_bound: float | None = None
+    lower_bound: float | str | None = None
+    upper_bound: float | str | None = None
     transform: str = option("none", names=lambda: ("none", *TRANSFORMS))
     transform_lambda: float | Literal["learned"] = option(0.5, low=0, high=2, symbol="lambda")
     ranges: Mapping[str, Any] = option(factory=dict)
@@ -185,9 +186,10 @@ class DataPart(Layout, OriginPart):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Least and largest value of a target, infinite where there is no bound."""
+        """Least and largest value of a target, infinite where there is none or a column has it."""
         low, high = self.lower_bound, self.upper_bound
-        return -math.inf if low is None else low, math.inf if high is None else high
+        numbers = int | float
+        return low if isinstance(low, numbers) else -math.inf, high if isinstance(high, numbers) else math.inf
 
     @property
     def target_transform(self) -> Transform | None:

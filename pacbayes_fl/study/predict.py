@@ -367,7 +367,8 @@ def answers(
             mixture = predictive(posterior, here)
             top = mixture.probs.max(-1)
             return tuple(values.cpu() for values in (top.indices, top.values, mixture.entropy))
-        _, own, unit = units_of(known.errors.around(posterior).predict(here), group, index)
+        own_rows = asked.x[index.to(asked.x.device)]
+        _, own, unit = units_of(known.errors.around(posterior).predict(here), group, index, own_rows)
         quantiles = own.quantile(group.units.y_mean.new_tensor(list(levels)))
         scale = unit.unsqueeze(-1)
         return tuple((values * scale).cpu() for values in (own.mean, own.variance.sqrt(), *quantiles))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, cast, get_args
@@ -19,6 +19,7 @@ from pacbayes_fl.data.private_moments import MomentMessage
 from pacbayes_fl.data.scaling import FEDERATED, ColumnScale, Scaling, Shared
 from pacbayes_fl.data.sent_moments import SentMoments
 from pacbayes_fl.data.summaries import SummaryScale, settle_summaries, summary_names
+from pacbayes_fl.data.target_bounds import Bounds
 from pacbayes_fl.data.transforms import TRANSFORMS, Transform
 from pacbayes_fl.errors import UNREADABLE, DataError, PrivacyError, StudyError
 from pacbayes_fl.files import JsonMapping, JsonTable
@@ -28,8 +29,6 @@ from pacbayes_fl.results.manifest import put
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.parts import DataPart
 from pacbayes_fl.study.target_power import settle_transform
-
-UNBOUNDED: Final = (-math.inf, math.inf)
 
 MESSAGE: Final = "scaling"
 """What the ledger calls the release of moments."""
@@ -120,12 +119,12 @@ def settle(
     else:
         shared = scaling.settle(train, asked, columns, why)
     shared = shared._replace(transform=transform)
-    if data.bounds != UNBOUNDED:
+    if (ends := bounds_of(data, columns[:-1])) != Bounds():
         if dataset.classes is not None:
             raise StudyError(
                 "[data] lower_bound and upper_bound are of numbers, and targets are labels", hint="drop them"
             )
-        shared = shared._replace(bounds=data.bounds)
+        shared = shared._replace(bounds=ends)
     if data.client_inputs == "none":
         return shared
     if dataset.classes is not None:
@@ -139,6 +138,32 @@ def settle(
         what = "[data] client_inputs = 'summaries' are scaled by those of all clients, and"
         raise kind(f"{what} {why}", hint="client_inputs = 'none'")
     return shared._replace(summaries=settle_summaries(train))
+
+
+def bounds_of(data: DataPart, features: Sequence[str]) -> Bounds:
+    """Find where targets end.
+
+    Args:
+        data: of a study.
+        features: names of the columns of x.
+
+    Returns:
+        The numbers, and the columns of those that are no numbers.
+
+    Raises:
+        StudyError: when a bound is named that is no feature, or would be filled in.
+    """
+    at: list[int | None] = []
+    for key in ("lower_bound", "upper_bound"):
+        name = getattr(data, key)
+        if isinstance(name, str) and name not in features:
+            what = f"[data] {key} = {name!r} is none of the features {', '.join(features)}"
+            raise StudyError(what, hint="a bound is a column of numbers that data.features or client_features name")
+        if isinstance(name, str) and data.missing == "median":
+            what = f"[data] {key} = {name!r} cannot be filled in by the median of other rows' bounds"
+            raise StudyError(what, hint="data.missing = 'drop' or 'refuse'")
+        at.append(features.index(name) if isinstance(name, str) else None)
+    return Bounds(*data.bounds, *at)
 
 
 def _asked(study: Study, dataset: tables.Dataset) -> list[ColumnScale | None]:
@@ -221,7 +246,7 @@ def labels(shared: Shared, dataset: tables.Dataset) -> dict[str, dict[str, str]]
     }
     result = {label: text for label, text in result.items() if text}
     if shared.bounds is not None:
-        ends = " and ".join(f"{bound:g}" for bound in shared.bounds if math.isfinite(bound))
+        ends = shared.bounds.words(names(dataset))
         result["bounds"] = (
             f"predictions end at {ends}; there NLPD is of a probability, not comparable with that of a run without"
         )
@@ -269,7 +294,9 @@ def to_json(shared: Shared, dataset: tables.Dataset) -> bytes:
     if shared.linear is not None:
         content["linear"] = {name: _number_or_list(value) for name, value in shared.linear._asdict().items()}
     if shared.bounds is not None:
-        content["bounds"] = [bound if math.isfinite(bound) else None for bound in shared.bounds]
+        ends = shared.bounds
+        content["bounds"] = [bound if math.isfinite(bound) else None for bound in (ends.low, ends.high)]
+        content["bound_columns"] = [ends.low_at, ends.high_at]
     if shared.transform is not None:
         known = shared.transform._asdict()
         content["transform"] = {
@@ -344,7 +371,7 @@ def from_json(data: bytes, dataset: tables.Dataset) -> Shared:
         if "shrunk" not in kinds:
             moments = {name: moments[name] for name in _MOMENTS["pooled"]}
         summaries = _summaries(result.get("summaries"), len(columns) + 1)
-        bounds = _bounds(result.get("bounds"))
+        bounds = _bounds(result.get("bounds"), result.get("bound_columns", (None, None)), len(columns) - 1)
         transform = _transform(result.get("transform"))
         return Shared(
             kinds, **moments, average=average, linear=linear, summaries=summaries, bounds=bounds, transform=transform
@@ -374,21 +401,24 @@ def _linear(known: Any, features: int) -> LinearStart | None:
     return LinearStart(_numbers(known["weight"], [features]), bias, noise_std)
 
 
-def _bounds(known: Any) -> tuple[float, float] | None:
+def _bounds(known: Any, at: Any = (None, None), features: int = 0) -> Bounds | None:
     """Read the bounds of the targets."""
     if known is None:
         return None
+    low_at, high_at = at
+    if not {low_at, high_at} <= {None, *range(features)}:
+        raise ValueError("a bound is of no column")
     low, high = (math.inf * sign if bound is None else float(bound) for sign, bound in zip((-1, 1), known, strict=True))
     if not low < high:
         raise ValueError("bounds are not in order")
-    return low, high
+    return Bounds(low, high, low_at, high_at)
 
 
 def _transform(known: Any) -> Transform | None:
     """Read the transform of the targets."""
     if known is None:
         return None
-    low, high = _bounds((known["low"], known["high"])) or UNBOUNDED
+    low, high, *_ = _bounds((known["low"], known["high"])) or Bounds()
     result = Transform(known["name"], low, high, float(known["power"]))
     if known["name"] not in TRANSFORMS or not 0 <= result.power <= 2 or not -math.inf <= low:
         raise ValueError("a transform is not known")

@@ -17,6 +17,7 @@ from pacbayes_fl.data.tables import Dataset
 from pacbayes_fl.errors import DataError, caller_stacklevel
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.parts import DataPart
+from pacbayes_fl.study.scaling import bounds_of
 
 
 def read(
@@ -49,7 +50,7 @@ def read(
         The table, in the order of the file; x is NaN where a feature is missing and not filled in.
 
     Raises:
-        DataError: as `user_tables.read_table`.
+        DataError: as `user_tables.read_table`; or when a row's bounds of the target are not in order.
     """
     made, path = [column.name for column in schema.features], Path(path)
     if excluded and data.exclude_clients:
@@ -68,7 +69,11 @@ def read(
     learned = {name: ~y.isnan() for name, (_, y) in table.clients.items()}
     if table.split is not None:
         learned = {name: own & ~table.split[name] for name, own in learned.items()}
-    return encoded(table, learned, data, made, _medians(groups) if data.missing == "median" else {})
+    table = encoded(table, learned, data, made, _medians(groups) if data.missing == "median" else {})
+    bounds = bounds_of(data, made)
+    for name, (x, _) in table.clients.items():
+        bounds.check_rows(name, x)
+    return table
 
 
 _LAGS: Final = "; a lag needs the value that long before, in this table or in the rows that the run has"

@@ -127,3 +127,22 @@ def test_targets_on_a_bound_are_calibrated_where_their_probability_is_right() ->
     assert float(calibration_error(one, y, mask)) < 0.01
     assert float(calibration_error(inner, y, mask)) > 0.05
     assert float(nlpd(one, y, mask)) < float(nlpd(inner, y, mask))
+
+
+def test_bounds_of_rows_are_those_of_each_alone() -> None:
+    low, high = torch.tensor([[-0.3, 0.0], [0.1, -2.0]], dtype=F64), torch.tensor([[0.9, INF], [1.2, 4.0]], dtype=F64)
+    one, y = CensoredMixture(mixture(), low, high), torch.tensor([[0.9, 0.5], [0.1, 9.0]], dtype=F64)
+    level, mask = torch.tensor([0.1, 0.5, 0.9], dtype=F64), torch.ones(2, 2, dtype=torch.bool)
+    loc, scale = torch.tensor([1.0, -2.0], dtype=F64), torch.tensor([2.0, 0.5], dtype=F64)
+    for k in range(2):
+        for n in range(2):
+            alone = censored(float(low[k, n]), float(high[k, n]))
+            for name in ("mean", "variance"):
+                torch.testing.assert_close(getattr(one, name)[k, n], getattr(alone, name)[k, n], rtol=0, atol=0)
+            for name in ("log_prob", "cdf", "below"):
+                assert getattr(one, name)(y)[k, n] == getattr(alone, name)(y)[k, n]
+            assert torch.equal(one.quantile(level)[:, k, n], alone.quantile(level)[:, k, n])
+            assert one.hidden_score()[k, n] == pytest.approx(float(alone.hidden_score()[k, n]), abs=1e-12)
+            moved = one.rescale(loc, scale).mean[k, n], alone.rescale(loc, scale).mean[k, n]
+            assert float(moved[0]) == pytest.approx(float(moved[1]))
+    assert crps(one, y.clamp(low, high), mask).isfinite().all()

@@ -166,3 +166,20 @@ def test_what_is_too_large_for_a_number_is_infinite_and_not_left_out_of_averages
     assert float(one.mean) == sign * INF and float(one.variance) == INF and float(one.ranked_score(y)) == INF
     none = pushed(of, inner=normal(math.nan, 3.0))
     assert none.mean.isnan() and none.variance.isnan() and none.ranked_score(y).isnan()
+
+
+@TRANSFORMED
+def test_bounds_of_rows_are_those_of_each_alone(of: Transform) -> None:
+    low, high = torch.tensor([[0.3, 0.1], [0.1, 0.2]], dtype=F64), torch.tensor([[0.6, 0.9], [0.7, 0.5]], dtype=F64)
+    full, y = torch.ones(2, dtype=F64), torch.tensor([[0.6, 0.5], [0.1, 0.4]], dtype=F64)
+    one = TransformedMixture(mixture(), of, 0.0 * full, full, low, high)
+    level = torch.tensor([0.1, 0.9], dtype=F64)
+    for k in range(2):
+        for n in range(2):
+            alone = pushed(of, float(low[k, n]), float(high[k, n]))
+            for name in ("mean", "variance"):
+                assert float(getattr(one, name)[k, n]) == pytest.approx(float(getattr(alone, name)[k, n]), abs=1e-12)
+            for name in ("log_prob", "cdf", "below", "ranked_score"):
+                whole, own = getattr(one, name)(y)[k, n], getattr(alone, name)(y)[k, n]
+                assert float(whole) == pytest.approx(float(own), abs=1e-12)
+            assert torch.equal(one.quantile(level)[:, k, n], alone.quantile(level)[:, k, n])

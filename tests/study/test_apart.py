@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from pacbayes_fl.data.target_bounds import Bounds
 from pacbayes_fl.errors import DataError, DeployError, StudyError
 from pacbayes_fl.study import apart
 from pacbayes_fl.study.apart import Hello, Roster
@@ -60,6 +61,12 @@ def test_columns_are_scaled_by_client_where_nobody_knows_the_others(change: list
     study = Study.from_toml("polynomial", ["data.scale=client", *(f"data.{one}" for one in change)])
     shared = apart.settle(study, Roster.of([ONE], CPU).dataset(study.data.bounds))
     assert shared.kinds == ("client",) * 3 and not shared.mean.any()
+
+
+def test_bounds_of_rows_are_found_by_the_names_that_nodes_tell() -> None:
+    study = Study.from_toml("polynomial", ["data.scale=client", "data.lower_bound=-9", "data.upper_bound=z"])
+    shared = apart.settle(study, Roster.of([ONE], CPU).dataset(study.data.bounds))
+    assert shared.bounds == Bounds(low=-9.0, high_at=1)
 
 
 def test_everything_that_is_open_is_named_at_once() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -142,21 +142,23 @@ def unit_of(std: Tensor) -> Tensor:
     return torch.where((std > _SQUARE) & (std < 1.0 / _SQUARE), 1.0, power_of_two(std))
 
 
-def units_of(predictive: Any, scaled: ScaledGroup, index: Tensor) -> Views:
+def units_of(predictive: Any, scaled: ScaledGroup, index: Tensor, x: Tensor | None = None) -> Views:
     """Give a predictive distribution in standardised units and in the data's own.
 
     Args:
         predictive: a `RegressionPredictive` in the method's units.
         scaled: the group it belongs to.
         index: positions of its clients there [k].
+        x: rows that are predicted, in the data's own units [k, N, d]; the test rows when None.
 
     Returns:
         The distribution in both.
     """
+    ends = _ends_of(scaled, index, x)
     if (transform := scaled.shared.transform) is not None:
-        return _of_transforms(predictive, transform, scaled, index)
+        return _of_transforms(predictive, transform, scaled, index, ends)
     loc, std = scaled.units.y_mean[index], scaled.units.y_std[index]
-    kind, bounds, zero = scaled.shared.kinds[-1], scaled.shared.bounds, torch.zeros_like(std)
+    kind, zero = scaled.shared.kinds[-1], torch.zeros_like(std)
     if kind == "none":
         own, unit = predictive, torch.ones_like(std)
         standard = predictive.rescale(-loc / std, 1.0 / std)
@@ -167,10 +169,20 @@ def units_of(predictive: Any, scaled: ScaledGroup, index: Tensor) -> Views:
         standard = predictive
         if kind in FEDERATED:
             standard = predictive.rescale((own_loc - loc) / std, own_std / std)
-    return Views(_within(standard, bounds, loc, std), _within(own, bounds, zero, unit), unit)
+    return Views(_within(standard, ends, loc, std), _within(own, ends, zero, unit), unit)
 
 
-def _of_transforms(predictive: Any, transform: Transform, scaled: ScaledGroup, index: Tensor) -> Views:
+def _ends_of(scaled: ScaledGroup, index: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+    """Give the bounds [k, 1] or [k, N] of the targets of rows [k, N, d], which are the test rows when None."""
+    if scaled.shared.bounds is None:
+        return None
+    x = scaled.raw.test.x[index] if x is None else x.to(scaled.units.y_mean)
+    return scaled.shared.bounds.ends(x)
+
+
+def _of_transforms(
+    predictive: Any, transform: Transform, scaled: ScaledGroup, index: Tensor, bounds: tuple[Tensor, Tensor] | None
+) -> Views:
     """Bring predictions of transformed targets back to the targets, in both units."""
     shared = scaled.shared
     if not isinstance(predictive, NormalMixture):
@@ -182,23 +194,29 @@ def _of_transforms(predictive: Any, transform: Transform, scaled: ScaledGroup, i
         inner = predictive.rescale(scaled.used.y_mean[index], scaled.used.y_std[index])
 
     def seen(centre: Tensor, spread: Tensor) -> TransformedMixture:
-        ends = (torch.full_like(loc, bound) for bound in shared.bounds or (-torch.inf, torch.inf))
-        low, high = (standardised(end, centre, spread) for end in ends)
+        low, high = _standardised(
+            bounds or (loc.new_full((1, 1), -torch.inf), loc.new_full((1, 1), torch.inf)), centre, spread
+        )
         return TransformedMixture(inner, transform, centre, spread, low, high)
 
     unit = unit_of(std)
     return Views(seen(loc, std), seen(torch.zeros_like(loc), unit), unit)
 
 
-def _within(predictive: Any, bounds: tuple[float, float] | None, loc: Tensor, std: Tensor) -> Any:
+def _standardised(ends: Iterable[Tensor], loc: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+    """Bring bounds [k, 1] or [k, N] to units of (y - loc) / std."""
+    low, high = (standardised(end, loc.unsqueeze(-1), std.unsqueeze(-1)) for end in ends)
+    return low, high
+
+
+def _within(predictive: Any, bounds: tuple[Tensor, Tensor] | None, loc: Tensor, std: Tensor) -> Any:
     """Censor predictions of (y - loc) / std at the bounds of y."""
     if bounds is None:
         return predictive
     if not isinstance(predictive, NormalMixture):
         what = "[data] lower_bound and upper_bound are for predictions that are mixtures of normals"
         raise StudyError(what, hint="drop them, or choose the Gaussian likelihood")
-    low, high = (standardised(torch.full_like(loc, bound), loc, std) for bound in bounds)
-    return CensoredMixture(predictive, low, high)
+    return CensoredMixture(predictive, *_standardised(bounds, loc, std))
 
 
 def evaluate(
@@ -347,7 +365,7 @@ def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: 
             y = scaled.raw.test.select(index.cpu()).y / own.unit.unsqueeze(-1)
             values.append(metric(own.own, y, rows.mask))
             continue
-        result = _within(result, scaled.shared.bounds, used.y_mean[index], used.y_std[index])
+        result = _within(result, _ends_of(scaled, index), used.y_mean[index], used.y_std[index])
         values.append(metric(result, rows.y, rows.mask))
     return {metric.name: torch.cat(values)}
 
