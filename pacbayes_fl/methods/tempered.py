@@ -63,6 +63,11 @@ class Tempered(Method[Server, Message, Client, Update]):
         return self.inner.objective
 
     @property
+    def leaves_rows_out(self) -> bool:  # type: ignore[override]
+        """As of the method."""
+        return self.inner.leaves_rows_out
+
+    @property
     def server_holds(self) -> str | None:  # type: ignore[override]
         """As of the method."""
         return self.inner.server_holds
