@@ -73,6 +73,6 @@ class BoundDescent(LocalInference):
 
         def chained(data: Tensor, divergence: Tensor) -> Tensor:
             shape = (-1, *[1] * (data.dim() - 1))
-            return data * by_risk.to(data).view(shape) + divergence * by_kl.to(data).view(shape)
+            return data.mul_(by_risk.to(data).view(shape)).addcmul_(divergence, by_kl.to(data).view(shape))
 
         return -n * value, tensors.tree_map(chained, of_risk, of_kl)
