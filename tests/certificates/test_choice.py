@@ -119,3 +119,22 @@ def test_the_draws_that_choose_are_not_those_that_estimate(monkeypatch: pytest.M
     certify(replace(images, folder=None), Request("seeger", draws=90))
     pilot, final = {entry for entry in drawn if entry[1] == 40}, {entry for entry in drawn if entry[1] == 90}
     assert {stream for stream, _ in pilot}.isdisjoint({stream for stream, _ in final}) and pilot and final
+
+
+def test_of_many_rows_with_networks_of_their_own_a_part_chooses_and_all_estimate(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    more = ["data.options.train=10", "data.options.test=2", "federation.rounds=1"]
+    images = replace(train(tiny_images(write_root(tmp_path), SPLIT, *more)), folder=None)
+    monkeypatch.setattr(certify_measure, "_ENOUGH", 5)
+    looked: dict[int, set[int]] = {}
+    real = certify_measure._risks
+
+    def watched(posteriors: Any, subset: Any, loss: Any, request: Request, noise: Noise, least: int) -> Any:
+        looked.setdefault(request.draws, set()).add(subset.rows.mask.shape[1])
+        return real(posteriors, subset, loss, request, noise, least)
+
+    monkeypatch.setattr(certify_measure, "_risks", watched)
+    table = certify(images, Request("seeger", draws=90))
+    rows = {line.rows for line in table.clients if line.group == "existing"}
+    assert max(looked[40]) < max(rows) and rows <= looked[90] and all(line.risk <= line.bound for line in table.clients)
