@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 from pacbayes_fl.names import printable
@@ -35,6 +36,20 @@ def one_line(text: str, longest: int = _LONGEST) -> str:
     if len(text) > longest:
         text = f"{text[: longest // 2]} ... {text[-longest // 2 :]}"
     return printable(text)
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Name the first few, and say how many more there are.
+
+    Args:
+        names: any.
+        most: how many are named.
+
+    Returns:
+        Such as "a, b and 3 more".
+    """
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def shown(value: object, longest: int = 80) -> str:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.layout import Layout
-from pacbayes_fl.data.user_tables import Table, listed
-from pacbayes_fl.errors import DataError, caller_stacklevel
+from pacbayes_fl.data.user_tables import Table
+from pacbayes_fl.errors import DataError, caller_stacklevel, listed
 
 
 def encoded(

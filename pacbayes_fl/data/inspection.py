@@ -11,6 +11,7 @@ import numpy as np
 from pacbayes_fl.data import clock, twins, user_tables
 from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.tables import Dataset
+from pacbayes_fl.errors import listed
 
 _SHOWN: Final = 5  # columns in a line
 _GAP: Final = 1.5  # of a client's usual step, beyond which one is a gap
@@ -121,7 +122,7 @@ def _gaps(rows: Mapping[str, _Rows], kind: str) -> Iterator[Finding]:
             if float(step[at]) > longest[0]:
                 longest = float(step[at]), name, _moment(one.times[at]), _length(step[at], usual)
     if count:
-        of = user_tables.listed([f"{name} {int(number)}" for name, number in _largest(count)])
+        of = listed([f"{name} {int(number)}" for name, number in _largest(count)])
         text = f"{_count(int(sum(count.values())), 'gap')} in time: {of}; the longest, {longest[3]}, of {longest[1]}"
         advice = (
             "rows before and after a gap are neighbours to models; lags across it are missing values (data.missing)"
@@ -168,19 +169,19 @@ def _repeats(dataset: Dataset, rows: Mapping[str, _Rows], near: float, allowed: 
         across[name] = int(np.isin(label[one.test], label[~one.test]).sum())
     exact, close, across = ({name: n for name, n in one.items() if n} for one in (exact, close, across))
     if exact:
-        of = user_tables.listed([f"{name} {int(number)}" for name, number in _largest(exact)])
+        of = listed([f"{name} {int(number)}" for name, number in _largest(exact)])
         text = (
             f"{_count(int(sum(exact.values())), 'row')} equal to another of the client in every number, as nights: {of}"
         )
         advice = "" if timed else "data.time = 'COLUMN' tells them apart; without it equal rows count as one row"
         yield Finding("repeats", text, advice, exact)
     if across:
-        of = user_tables.listed([f"{name} {int(number)}" for name, number in _largest(across)])
+        of = listed([f"{name} {int(number)}" for name, number in _largest(across)])
         text = f"{_count(int(sum(across.values())), 'test row')} equal to a training row: {of}"
         advice = "data.duplicate_rows = 'allow' takes them, which are refused otherwise; data.time may tell them apart"
         yield Finding("repeats across the split", text, "" if allowed else advice, across)
     if close:
-        of = user_tables.listed([f"{name} {int(number)}" for name, number in _largest(close)])
+        of = listed([f"{name} {int(number)}" for name, number in _largest(close)])
         text = f"{_count(int(sum(close.values())), 'row')} but for a {near:g} of the spread equal to another: {of}"
         yield Finding("near-twins", text, "a resampled or joined table? they count as one row in certificates", close)
 
@@ -194,24 +195,22 @@ def _constants(columns: Sequence[str], rows: Mapping[str, _Rows], labels: bool) 
     *features, target = range(len(columns))
     apart = [columns[j] for j in features if (flat | alone[:, None])[:, j].all() and between[j]]
     if apart:
-        text = f"{user_tables.listed(apart)}: constant inside clients and different between them"
+        text = f"{listed(apart)}: constant inside clients and different between them"
         advice = "scaled across clients, where moments of all rows may be; data.client_features names such columns"
         yield Finding("client features", text, advice)
     if same := [columns[j] for j in features if flat[:, j].all() and not between[j]]:
-        yield Finding(
-            "constants", f"{user_tables.listed(same)}: the same number in all rows", "drop them: they tell nothing"
-        )
+        yield Finding("constants", f"{listed(same)}: the same number in all rows", "drop them: they tell nothing")
     some = {}
     for j in features:
         if flat[~alone, j].any() and columns[j] not in (*apart, *same):
             some[columns[j]] = [str(name) for name in names[flat[:, j] & ~alone]]
     if some:
-        text = "; ".join(f"{column} in {user_tables.listed(who)}" for column, who in [*some.items()][:_SHOWN])
+        text = "; ".join(f"{column} in {listed(who)}" for column, who in [*some.items()][:_SHOWN])
         yield Finding("constants", f"do not vary inside some clients, and are 0 there: {text}")
     if not labels and (still := [str(name) for name in names[flat[:, target] & ~alone]]):
         yield Finding(
             "constants",
-            f"targets of {user_tables.listed(still)} do not vary",
+            f"targets of {listed(still)} do not vary",
             "such clients have no scale of their own",
         )
 
@@ -231,7 +230,7 @@ def _outliers(columns: Sequence[str], rows: Mapping[str, _Rows], labels: bool) -
                 at = int(beyond.argmax())
                 worst = max(worst, (float(beyond[at]), name, float(values[at])))
         if count:
-            of = user_tables.listed([name for name, _ in _largest(count)])
+            of = listed([name for name, _ in _largest(count)])
             text = (
                 f"{column}: {_count(int(sum(count.values())), 'number')} more than {_FAR:g} interquartile ranges "
                 f"beyond the quartiles of their client ({of}); the farthest {worst[2]:g} of {worst[1]}"

@@ -20,7 +20,7 @@ from pacbayes_fl.data.cells import Cells
 from pacbayes_fl.data.history import History
 from pacbayes_fl.data.layout import DERIVED, Feature, Layout, Span
 from pacbayes_fl.data.user_features import Raw
-from pacbayes_fl.errors import DataError, caller_stacklevel, shown
+from pacbayes_fl.errors import DataError, caller_stacklevel, listed, shown
 
 TABLES = (".csv", ".parquet")
 """How the names of users' tables end."""
@@ -82,20 +82,6 @@ class Table(NamedTuple):
         x, _ = self.clients[client]
         unclear = torch.zeros(len(x), dtype=torch.bool) if self.unclear is None else self.unclear[client]
         return torch.cat((unclear.unsqueeze(1), x.flatten(1).isnan()), 1)
-
-
-def listed(names: Sequence[str], most: int = 5) -> str:
-    """Name the first few.
-
-    Args:
-        names: any.
-        most: how many are named.
-
-    Returns:
-        "a, b and 3 more".
-    """
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def read_table(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from pacbayes_fl import errors
 from pacbayes_fl.federation.watch import summary
 from pacbayes_fl.results.rounds import Steps
 
@@ -207,5 +208,4 @@ def listed(names: Sequence[str], most: int = 5) -> str:
     Returns:
         The first of them, and how many more there are.
     """
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(map(repr, names[:most]))}{more}"
+    return errors.listed([*map(repr, names)], most)

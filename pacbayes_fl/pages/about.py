@@ -11,10 +11,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from pacbayes_fl.errors import UNREADABLE
+from pacbayes_fl.errors import UNREADABLE, listed
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.names import shortened
-from pacbayes_fl.pages.chart import listed
 from pacbayes_fl.pages.markup import Content, Element, definitions, folded, section, table, tag
 from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.manifest import read

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -245,17 +244,3 @@ class Chart:
 
 def _path(x: Array, y: Array) -> str:
     return "M" + "L".join(f"{a:.1f},{b:.1f}" for a, b in zip(x.tolist(), y.tolist(), strict=True))
-
-
-def listed(values: Sequence[str], most: int = 5) -> str:
-    """List names, and say how many are left out.
-
-    Args:
-        values: names.
-        most: that are shown.
-
-    Returns:
-        Such as "a, b and 3 more".
-    """
-    shown = ", ".join(values[:most])
-    return f"{shown} and {len(values) - most} more" if len(values) > most else shown

@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
+from pacbayes_fl.errors import listed
 from pacbayes_fl.names import shortened
 from pacbayes_fl.pages.calibration import lowest_coverage
-from pacbayes_fl.pages.chart import listed
 from pacbayes_fl.pages.forecasts import Rows, drawn_clients, forecast, rows_each
 from pacbayes_fl.pages.markup import MISSING, Content, Element, definitions, number, section, table, tag
 from pacbayes_fl.pages.scores import better, label, shown

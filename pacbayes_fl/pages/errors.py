@@ -9,9 +9,10 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pacbayes_fl.errors import listed
 from pacbayes_fl.pages import axis
 from pacbayes_fl.pages.axis import Array, Axis
-from pacbayes_fl.pages.chart import Chart, listed
+from pacbayes_fl.pages.chart import Chart
 from pacbayes_fl.pages.forecasts import Rows, target_label
 from pacbayes_fl.pages.markup import Element, figures, folded, section, tag
 from pacbayes_fl.results import errors_by

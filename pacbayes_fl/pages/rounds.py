@@ -10,10 +10,11 @@ from typing import Final
 
 import numpy as np
 
+from pacbayes_fl.errors import listed
 from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.names import shortened
 from pacbayes_fl.pages import axis
-from pacbayes_fl.pages.chart import Chart, listed
+from pacbayes_fl.pages.chart import Chart
 from pacbayes_fl.pages.markup import Element, definitions, figures, folded, number, section, table, tag
 from pacbayes_fl.pages.scores import better
 from pacbayes_fl.results.certificates import rounded_up

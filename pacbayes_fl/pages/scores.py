@@ -8,11 +8,12 @@ from typing import Final
 
 import numpy as np
 
+from pacbayes_fl.errors import listed
 from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.names import shortened
 from pacbayes_fl.pages import axis
 from pacbayes_fl.pages.axis import Array
-from pacbayes_fl.pages.chart import Chart, listed
+from pacbayes_fl.pages.chart import Chart
 from pacbayes_fl.pages.markup import Element, figures, number, section, table, tag
 from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.comparison import direction, worst

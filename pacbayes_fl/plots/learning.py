@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pacbayes_fl.errors import listed
 from pacbayes_fl.plots.style import (
     BLUE,
     CYCLE,
@@ -134,7 +135,7 @@ def _mark_dropped(figure: Figure, axes: Sequence[Axes], result: Result) -> None:
     if not rounds:
         return
     names = list(dict.fromkeys(name for record in result.rounds for name in record.dropped))
-    who = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    who = listed(names, _NAMED)
     for axis in axes:
         (marks,) = axis.plot(
             rounds, [0.0] * len(rounds), "x", color=RED, transform=axis.get_xaxis_transform(), clip_on=False, zorder=5

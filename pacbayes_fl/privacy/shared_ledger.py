@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from pacbayes_fl.errors import UNREADABLE, PrivacyError
+from pacbayes_fl.errors import UNREADABLE, PrivacyError, listed
 from pacbayes_fl.files import JsonMapping, checksum, opened
 from pacbayes_fl.privacy.accounting import Budget, epsilon
 from pacbayes_fl.privacy.charges import Charge, charge_of
@@ -230,8 +230,8 @@ class SharedLedger:
         """Read the file, or begin a new one."""
         if new and not self.path.exists():
             if self._payers:
-                more = f" and {len(self._payers) - 1} more" * (len(self._payers) > 1)
-                what = f"{self.path} is not there, and run {self._payers[0]!r}{more} beside this one took part in it"
+                runs = listed([*map(repr, self._payers)], 1)
+                what = f"{self.path} is not there, and run {runs} beside this one took part in it"
                 hint = "restore the file from a copy; a ledger that begins without them needs another name"
                 raise PrivacyError(f"{what}: what runs on the same rows have spent is not known", hint=hint)
             if self._total is None:

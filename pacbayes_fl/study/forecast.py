@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pacbayes_fl.data import user_images, user_tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import DataError, NumericalError, StudyError, caller_stacklevel
+from pacbayes_fl.errors import DataError, NumericalError, StudyError, caller_stacklevel, listed
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.names import as_html, to_cell
@@ -332,7 +332,7 @@ def _read(
             features[name] = features[name].nan_to_num(0.0)
             said.append(f"{name} {user_rows.lacks(table, name, gaps)}")
     if said:
-        what = f"{len(blank)} rows lack a value and have no prediction: {user_tables.listed(said)}"
+        what = f"{len(blank)} rows lack a value and have no prediction: {listed(said)}"
         warnings.warn(user_rows.with_lags(what), stacklevel=caller_stacklevel())
     blank |= {row for row, owner in enumerate(owners) if owner not in known_ones}
     return _Asked(path, columns, owners, features, frozenset(blank))

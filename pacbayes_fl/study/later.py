@@ -19,7 +19,7 @@ from pacbayes_fl.data import twins, user_images, user_tables
 from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.history import History
-from pacbayes_fl.errors import DataError, caller_stacklevel
+from pacbayes_fl.errors import DataError, caller_stacklevel, listed
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.kept import Kept
@@ -401,7 +401,7 @@ def taken(trained: Trained, path: Path | str, there: Collection[str], clients: S
     if missing := [name for name in clients if name not in there]:
         raise DataError(f"{path} has no rows of it", client=missing[0])
     if strange:
-        what = f"{path} has rows of clients that the run does not know, {user_tables.listed(strange)}"
+        what = f"{path} has rows of clients that the run does not know, {listed(strange)}"
         hint = "nothing is done with them; join is for clients that never trained"
         warnings.warn(f"{what}: {hint}", stacklevel=caller_stacklevel())
     return [name for name in clients or there if name in known]

@@ -14,7 +14,7 @@ from torch import Tensor
 from pacbayes_fl.data import tables, user_tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling
-from pacbayes_fl.errors import DataError, NumericalError, caller_stacklevel
+from pacbayes_fl.errors import DataError, NumericalError, caller_stacklevel, listed
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.files import JsonTable
@@ -220,9 +220,7 @@ def joined(
 def _say_learned(learned: Sequence[str]) -> None:
     """Warn of clients whose predictions are of the rows that they learn from: they have no others."""
     if learned:
-        what = (
-            f"every row of {user_tables.listed(learned)} has a target, so that the rows just learned from are predicted"
-        )
+        what = f"every row of {listed(learned)} has a target, so that the rows just learned from are predicted"
         hint = "leave the target of rows to predict empty, or mark them as test in a column split"
         warnings.warn(f"{what}, better than others would be ({hint})", stacklevel=caller_stacklevel())
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from pacbayes_fl.data import cells, user_tables
 from pacbayes_fl.data.inspection import Finding, inspect
 from pacbayes_fl.data.tables import Dataset
-from pacbayes_fl.errors import PacBayesFLError
+from pacbayes_fl.errors import PacBayesFLError, listed
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
@@ -186,9 +186,7 @@ def _no_clients(study: Study, columns: Mapping[str, Sequence[object]], dataset: 
     gone = {name: count for name, count in rows.items() if name not in left and name not in study.data.exclude_clients}
     if not gone:
         return []
-    each = user_tables.listed(
-        [f"{name} ({count} row{'s' if count > 1 else ''} in the table)" for name, count in gone.items()]
-    )
+    each = listed([f"{name} ({count} row{'s' if count > 1 else ''} in the table)" for name, count in gone.items()])
     text = f"too few rows of {each} have all values: left out as client{'s' if len(gone) > 1 else ''}"
     advice = "features that need less of the past keep more rows; `join` forecasts for clients that never trained"
     return [Finding("no clients", text, advice, {name: float(count) for name, count in gone.items()})]
@@ -204,7 +202,7 @@ def _left_out(study: Study, dataset: Dataset) -> list[Finding]:
         return []
     each = ", ".join(f"{name} ({count})" for name, count in lacks.most_common())
     clients = {name: float(sum(own.values())) for name, own in known.items()}
-    of = user_tables.listed([f"{name} {int(count)}" for name, count in clients.items()])
+    of = listed([f"{name} {int(count)}" for name, count in clients.items()])
     advice = ""
     if study.data.missing == "refuse":
         advice = (

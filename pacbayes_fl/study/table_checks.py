@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pacbayes_fl.data import tables, user_tables
+from pacbayes_fl.data import tables
 from pacbayes_fl.data.row_counts import one_row
-from pacbayes_fl.errors import PrivacyError, StudyError
+from pacbayes_fl.errors import PrivacyError, StudyError, listed
 from pacbayes_fl.study.file import Study
 
 
@@ -21,13 +21,13 @@ def check_columns(study: Study) -> None:
     data, certify = study.data, study.report.certify
     learned = [name for name in data.categorical if name not in data.categories]
     if learned and study.privacy.epsilon is not None:
-        what = f"[data] categories of {user_tables.listed(learned)} would be the words of all clients' rows"
+        what = f"[data] categories of {listed(learned)} would be the words of all clients' rows"
         hint = f'data.categories = {{ {learned[0]} = ["...", "..."] }} says them'
         raise PrivacyError(f"{what}, and a private run releases nothing else of these", hint=hint)
     if certify.scheme == "none":
         return
     if learned:
-        what = f"[data] categories of {user_tables.listed(learned)} are the words of all training rows"
+        what = f"[data] categories of {listed(learned)} are the words of all training rows"
         hint = f'data.categories = {{ {learned[0]} = ["...", "..."] }} says them'
         raise StudyError(f"{what}, also of those that a certificate needs untouched", hint=hint)
     past = [name for name in data.features if data.feature(name, ()).known_later]
@@ -66,5 +66,5 @@ def single_rows(dataset: tables.Dataset) -> str | None:
     who = [name for name, one in zip(train.names, one_row(train).tolist(), strict=True) if one]
     if not who:
         return None
-    what = f"{user_tables.listed(who)}: all training rows are one and the same, or there is but one"
+    what = f"{listed(who)}: all training rows are one and the same, or there is but one"
     return f"{what}; how much their columns vary is known from other clients alone"

@@ -7,8 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from pacbayes_fl.errors import listed
 from pacbayes_fl.pages import axis
-from pacbayes_fl.pages.chart import Chart, listed
+from pacbayes_fl.pages.chart import Chart
 from pacbayes_fl.pages.markup import to_html
 
 

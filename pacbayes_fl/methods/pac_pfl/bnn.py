@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import AssumptionError, ShapeError, caller_stacklevel
+from pacbayes_fl.errors import AssumptionError, ShapeError, caller_stacklevel, listed
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference import sampled_evidence, svi, weight_svgd
 from pacbayes_fl.inference.svi import LocalInference
@@ -289,7 +289,7 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
         ]
         if none:
             warnings.warn(
-                f"the likelihood of {_some(none)} is zero under every draw of every prior",
+                f"the likelihood of {listed(none, 3)} is zero under every draw of every prior",
                 stacklevel=caller_stacklevel(),
             )
         few = [
@@ -304,8 +304,8 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
                 "svgd": ("priors' weights", "take weighting = 'equal'"),
             }[self.posterior]
             warnings.warn(
-                f"{what} of {_some(few)} stand on one draw of {self.importance_draws} from a prior: {then}, or more "
-                "importance_draws",
+                f"{what} of {listed(few, 3)} stand on one draw of {self.importance_draws} from a prior: {then}, or "
+                "more importance_draws",
                 stacklevel=caller_stacklevel(),
             )
 
@@ -332,10 +332,6 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
 def _effective(log_weights: Tensor) -> Tensor:
     """Effective number of draws 1 / sum w^2 [K, *] of normalised log weights [K, *, L]."""
     return (2.0 * log_weights).exp().sum(-1).reciprocal()
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _one_by_one(priors: MeanField, clients: int) -> tuple[MeanField, ...]:

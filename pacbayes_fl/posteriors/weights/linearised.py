@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import caller_stacklevel
+from pacbayes_fl.errors import caller_stacklevel, listed
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.models.weights.jacobian import Linearised, linearise
 from pacbayes_fl.noise import Noise
@@ -40,7 +40,6 @@ PREDICTIVES: Mapping[LinearisedPredictive, str] = MappingProxyType(
 """The same in words for people."""
 
 _NUMBERS = 2**25  # that the Jacobian of a block of rows may hold
-_NAMED = 5  # clients of a warning
 
 
 def probit_log_probs(outputs: Tensor, variance: Tensor) -> Tensor:
@@ -169,9 +168,8 @@ class LinearisedPosterior:
             names = [repr(name) for name in self.reference.names]
         those = [name for name, one in zip(names, certain.tolist(), strict=True) if one]
         if those:
-            more = f" and {len(those) - _NAMED} more" if len(those) > _NAMED else ""
             warnings.warn(
-                f"the linearised posterior of {', '.join(those[:_NAMED])}{more} gives no finite predictions in "
+                f"the linearised posterior of {listed(those)} gives no finite predictions in "
                 f"{str(self.loc.dtype).removeprefix('torch.')}: they are predicted with the estimate alone, without "
                 "uncertainty of the weights; smaller prior variances (personal_alpha, alpha), fewer uncertain weights "
                 "(fraction) or model.dtype = 'float64' may help",
