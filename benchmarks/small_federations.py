@@ -17,9 +17,9 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
 
 import pacbayes_fl as fl
+from benchmarks.panels import half_width
 from pacbayes_fl.results.records import Result
 
 Array = NDArray[np.float64]
@@ -169,8 +169,7 @@ def excess(draws: Sequence[Mapping[str, Result]], method: str, group: str) -> tu
     better = min(LINEAR, key=lambda name: float(np.nanmean(errors[name])))
     difference = errors[method] - errors[better]
     difference = difference[np.isfinite(difference)]
-    wide = float(stats.t.ppf(0.975, len(difference) - 1))
-    return float(difference.mean()), wide * float(difference.std(ddof=1)) / len(difference) ** 0.5
+    return float(difference.mean()), half_width(difference)
 
 
 def column(draws: Sequence[Mapping[str, Result]], method: str, group: str, score: str) -> Array:

@@ -58,6 +58,18 @@ class Entries(dict[str, Any]):
         return self._entries()
 
 
+def expanded(name: str) -> Path:
+    """Give the path that a study names.
+
+    Args:
+        name: with variables of the environment and "~", or without.
+
+    Returns:
+        The path.
+    """
+    return Path(os.path.expandvars(name)).expanduser()
+
+
 def write_csv(file: IO[bytes], lines: Iterable[Iterable[object]]) -> None:
     """Write lines of CSV, some at a time.
 

@@ -308,15 +308,15 @@ def _chosen(
         subset = subset._replace(rows=in_parts(subset.rows, _PILOTED)[0][0])  # whose moments take the time, not draws
         least //= _PILOTED
     tried = _risks(posteriors, subset, loss, pilot, choosing, least)
-    risks = {id(one): made for one, made in zip(among, tried, strict=True)}
+    risks = {id(one): made for one, made in zip(posteriors, tried, strict=True)}
 
     def bound(one: Candidate) -> Tensor:
-        made, kl = risks[id(one)], one.kl.nan_to_num(_FAR, _FAR)
+        made, kl = risks[id(one.posterior)], one.kl.nan_to_num(_FAR, _FAR)
         known = {"risk": made.risk.nan_to_num(loss.high), "variance": made.variance.nan_to_num(0.0), **numbers}
         known |= {"kl": kl, "log_ratio": kl}  # which is the mean of it
         return request.record.certify(known, request.delta * request.shares[0], premises).value
 
-    exact = {id(one.posterior): risks[id(one)] for one in among if _in_closed_form(one.posterior)}
+    exact = {id(one): risks[id(one)] for one in posteriors if _in_closed_form(one)}
     return choose(among, bound), exact
 
 

@@ -169,12 +169,10 @@ def divergence(model: WeightModel, q: AnyTree, prior: AnyTree) -> Tensor:
     Returns:
         [K], in nats, float64.
     """
-    if not model.deterministic:
-        whole: Tensor = q.kl(prior)
-        return whole
-    keep = model.stochastic_columns().to(next(iter(tensors.leaves(q).values())).device)
-    kept, other = (tensors.tree_map(lambda leaf: leaf[..., keep], family) for family in (q, prior))
-    value: Tensor = kept.kl(other)
+    if model.deterministic:
+        keep = model.stochastic_columns().to(next(iter(tensors.leaves(q).values())).device)
+        q, prior = (tensors.tree_map(lambda leaf: leaf[..., keep], family) for family in (q, prior))
+    value: Tensor = q.kl(prior)
     return value
 
 

@@ -183,8 +183,10 @@ def own_defaults(recipe: Recipe, table: JsonMapping) -> JsonTable:
     if rows is None:
         return {**_own_rows(recipe, data.get("task"), _table(table, "model").get("likelihood"))}
     own = _own_rows(recipe, "classification", None)
-    names: dict[str, set[str]] = {"method": {*own.get("method", ())}, TEMPERATURE.table: {TEMPERATURE.option}}
-    return {part: {n: v for n, v in values.items() if n in names.get(part, set())} for part, values in own.items()}
+    return {
+        part: {n: v for n, v in values.items() if part == "method" or f"{part}.{n}" == TEMPERATURE.key}
+        for part, values in own.items()
+    }
 
 
 def unsaid(recipe: Recipe, stated: JsonMapping, parts: Mapping[str, object]) -> JsonTable:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import tomllib
 import warnings
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from pacbayes_fl import files
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import UNREADABLE, PrivacyError, caller_stacklevel
@@ -172,7 +172,7 @@ def share_ledger(study: Study, aggregator: PrivateAggregator | None, dataset: ta
     part = study.privacy
     if aggregator is None or part.ledger is None:
         return
-    own, path = aggregator.ledger, _path(part.ledger)
+    own, path = aggregator.ledger, files.expanded(part.ledger)
     folder = own.path.parent.absolute()
     rows, payers = fingerprints.for_ledger(dataset), () if path.exists() else _payers(path, folder.parent)
     shared = SharedLedger(path, part.total, own.budget.delta, own.simulated, rows, folder.name, payers)
@@ -185,13 +185,9 @@ def _payers(path: Path, beside: Path) -> tuple[str, ...]:
     for file in sorted(beside.glob(f"*/{NAME}")):
         with suppress(*UNREADABLE):
             text = file.with_name("study.toml").read_text("utf-8")
-            if _path(tomllib.loads(text)["privacy"]["ledger"]).resolve() == path.resolve():
+            if files.expanded(tomllib.loads(text)["privacy"]["ledger"]).resolve() == path.resolve():
                 result.append(file.parent.name)
     return tuple(result)
-
-
-def _path(ledger: str) -> Path:
-    return Path(os.path.expandvars(ledger)).expanduser()
 
 
 def _outside(study: Study, budget: Budget, cohorts: Cohorts, moments: int) -> dict[str, Charge]:

@@ -6,7 +6,6 @@ certificates and listings ask of them is read from those records here.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import data_gen
 from data_gen import generators
-from pacbayes_fl import options, settings
+from pacbayes_fl import files, options, settings
 from pacbayes_fl.data import image_sets
 from pacbayes_fl.data.images import CHANGES
 from pacbayes_fl.data.partitions import PARTITIONS, Partition
@@ -217,7 +216,7 @@ def _own_options(arrays: bool) -> dict[str, Option]:
 
 def _own(name: str) -> Source | None:
     """Take a path for a user's images, if it is one of them."""
-    path = Path(os.path.expandvars(name)).expanduser()
+    path = files.expanded(name)
     is_folder = "/" in name and (not path.suffix or path.is_dir())  # without a slash it is a name
     if not is_folder and path.suffix.lower() != ".npz":
         return None
