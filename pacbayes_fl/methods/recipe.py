@@ -51,7 +51,8 @@ class HeldOutChoice(NamedTuple):
         after: whether no round depends on it.
         by_default: whether it is open where a study does not set it, of [method]. From Python its default is then the
             first value.
-        table: of the study that has the option; of [data] only what rows are scaled by can be left open.
+        table: of the study that has the option; of [data] only the scale of columns and the inputs that are clients'
+            summaries can be left open.
         clients: whether some clients are held out as well as rows, so that new clients count.
     """
 

@@ -121,7 +121,7 @@ class DataPart(Layout, OriginPart):
     duplicate_rows: Literal["refuse", "allow"] = "refuse"
     scale: ColumnScale | Literal["held-out"] = "client"
     column_scale: Mapping[str, Any] = option(factory=dict)
-    client_inputs: Literal["none", "summaries"] = "none"
+    client_inputs: Literal["none", "summaries", "held-out"] = "none"
     lower_bound: float | str | None = None
     upper_bound: float | str | None = None
     transform: str = option("none", names=lambda: ("none", *TRANSFORMS))

@@ -125,7 +125,7 @@ def settle(
                 "[data] lower_bound and upper_bound are of numbers, and targets are labels", hint="drop them"
             )
         shared = shared._replace(bounds=ends)
-    if data.client_inputs == "none":
+    if data.client_inputs != "summaries":  # or still open
         return shared
     if dataset.classes is not None:
         raise StudyError(

@@ -388,6 +388,7 @@ PRIOR = (
     HeldOutChoice("linear_kernel", (True, False), by_default=False, table="model", clients=True),
     HeldOutChoice("noise_widths", ("constant", (16,)), by_default=False, table="model", clients=True),
     HeldOutChoice("scale", ("client", "shrunk", "pooled"), by_default=False, table="data", clients=True),
+    HeldOutChoice("client_inputs", ("none", "summaries"), by_default=False, table="data", clients=True),
     HeldOutChoice("residuals", ("gaussian", "mixture"), after=True, by_default=False, table="model"),
 )
 """What a study may leave open of the prior that every method on deep-kernel Gaussian processes learns."""
@@ -413,6 +414,7 @@ RECIPE = Recipe(
         HeldOutChoice("hyper_prior_std", (0.3, 0.1, 1.0), by_default=False, clients=True),
         HeldOutChoice("tau", (1.0, 0.3, 0.1), by_default=False, clients=True),
         RATE._replace(values=_rates),
+        HeldOutChoice("bandwidth", ("off-diagonal", "independent"), by_default=False, clients=True),
         *PRIOR,
     ),
     trials=TRIALS,

@@ -401,16 +401,17 @@ def test_the_number_of_rounds_is_the_best_of_one_path(few: None) -> None:
     ]
 
 
-def test_other_options_are_judged_by_the_best_round_of_theirs(few: None) -> None:
+@pytest.mark.parametrize(("name", "values"), [("tau", (1.0, 0.3, 0.1)), ("bandwidth", ("off-diagonal", "independent"))])
+def test_other_options_are_judged_by_the_best_round_of_theirs(name: str, values: tuple[Any, ...], few: None) -> None:
     sets = ("federation.rounds=held-out", "method.trial_rounds=4")
-    study = tiny("method.tau=held-out", *sets)
+    study = tiny(f"method.{name}=held-out", *sets)
     chosen, notes = choose(study, load(study))
     scores = {}
-    for tau in (1.0, 0.3, 0.1):
-        path = follow(tiny(f"method.tau={tau}", *sets), load(study), (2, 4))
-        scores[str(tau)] = max(path.scores.values())
-    assert notes["tau"]["scores"] == scores and str(notes["tau"]["chosen"]) == max(scores, key=lambda tau: scores[tau])
-    assert chosen.held_out == () and list(notes) == ["tau", "federation.rounds"]
+    for value in values:
+        path = follow(tiny(f"method.{name}={value}", *sets), load(study), (2, 4))
+        scores[str(value)] = max(path.scores.values())
+    assert notes[name]["scores"] == scores and str(notes[name]["chosen"]) == max(scores, key=lambda one: scores[one])
+    assert chosen.held_out == () and list(notes) == [name, "federation.rounds"]
 
 
 @pytest.mark.parametrize(
@@ -434,7 +435,9 @@ def test_options_of_other_tables_can_be_chosen(
     assert recall(one, tmp_path) == (chosen, notes)
 
 
-@pytest.mark.parametrize("key", ["model.linear_kernel", "model.noise_widths", "model.residuals", "data.scale"])
+@pytest.mark.parametrize(
+    "key", ["model.linear_kernel", "model.noise_widths", "model.residuals", "data.scale", "data.client_inputs"]
+)
 @pytest.mark.parametrize("name", ["pac-pfl", "pfedgp"])
 def test_a_study_leaves_its_prior_open_by_the_word(name: str, key: str, tmp_path: Path) -> None:
     table = {part: values for part, values in tiny().table().items() if part not in ("model", "method")}
