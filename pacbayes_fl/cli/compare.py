@@ -75,7 +75,7 @@ def act(options: argparse.Namespace) -> None:
         finished: list[Result] = []
         try:
             compare(studies, options.seeds, options.out, on_run, key, options.resume, finished.append)
-        except Exception:  # whatever it is: the runs before it have taken their time, and are told before it
+        except Exception:  # whatever it is: the other runs have taken their time, and are told before it
             if finished:
                 _show(finished, options)
             raise

@@ -7,15 +7,15 @@ import io
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pacbayes_fl import files, pages, plots, settings
-from pacbayes_fl.errors import PacBayesFLError, StudyError, one_line
+from pacbayes_fl.errors import PacBayesFLError, StudyError, listed, one_line
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.names import to_cell
@@ -48,7 +48,8 @@ def compare(
     """Run studies that differ in their method or in one value, each over several seeds.
 
     With a folder, every run has its own below it, and a run that is finished there is read instead of repeated; one
-    that was stopped goes on from its last checkpoint. What any of the runs would refuse is refused before the first.
+    that was stopped goes on from its last checkpoint. What any of the runs would refuse is refused before the first;
+    where one fails later, the others are made all the same.
 
     Args:
         studies: one per method and value, on the same data; what `varied` makes, for example.
@@ -58,7 +59,7 @@ def compare(
         vary: dotted key of the value in which studies of one method differ, such as "method.fraction"; the method is
             then called "fedsi fraction=0.03" in the table, in results and in the name of the folder.
         resume: take only the very comparison that the folder was begun with.
-        on_result: called with the result of every run that is finished, for who has them where a later one fails.
+        on_result: called with the result of every run that is finished, for who has them where another one fails.
 
     Returns:
         The results, seed by seed within study by study. With `vary` their labels say `{"varied": {"key", "value",
@@ -68,7 +69,8 @@ def compare(
         CheckpointError: when a folder holds a run of another study, or is to be resumed and holds another comparison.
         StudyError: when the data of the studies differ (but for the value that is varied), two of them have the same
             method and value, or one has no such value.
-        PacBayesFLError: as `study.check.check` or as a run, naming the method and value that cannot run or has failed.
+        PacBayesFLError: as `study.check.check` or as a run, naming the method and value that cannot run; or, after all
+            others, those that have failed.
 
     Example:
         >>> import pacbayes_fl as fl
@@ -103,31 +105,28 @@ def compare(
         if out is not None:
             put(out, {COMPARISON: (json.dumps(asked, indent=1) + "\n").encode()})
 
-    finished = Comparison()
+    finished, failures = Comparison(), dict[str, PacBayesFLError]()
     with nullcontext() if out is None else files.fresh_folder(Path(out)):
         for one in runs:
             on_round = _after(begin, on_run(one.study) if on_run is not None else None)
-            with _failing(one, len(finished), len(runs)):
+            try:
                 result = _result(one, vary, on_round)
+            except PacBayesFLError as error:
+                if len(runs) == 1:
+                    raise
+                failures[f"{one.name}, seed {one.study.seed}"] = error
+                continue
             begin()
             finished.append(result)
             if on_result is not None:
                 on_result(result)
+    if failures:
+        (first, cause), *rest = failures.items()
+        more = f"; so did {listed([name for name, _ in rest])}" if rest else ""
+        raise type(cause)(f"{len(failures)} of {len(runs)} runs failed: {first}: {cause}{more}") from cause
     if out is not None:
         write(out, finished, studies[0].report.page)
     return finished
-
-
-@contextmanager
-def _failing(one: _Run, finished: int, runs: int) -> Iterator[None]:
-    """Say which run has failed, where it is not the only one."""
-    try:
-        yield
-    except PacBayesFLError as error:
-        if runs == 1:
-            raise
-        what = f"{one.name}, seed {one.study.seed}, failed after {finished} of {runs} runs: {error}"
-        raise type(error)(what) from error
 
 
 def _result(one: _Run, vary: str | None, on_round: Callable[[RoundRecord], None]) -> Result:

@@ -308,18 +308,23 @@ def test_nothing_runs_where_one_method_has_no_residuals(monkeypatch: pytest.Monk
         compare(asked, 1)
 
 
-def test_a_run_that_fails_is_named_and_those_before_it_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_fail_are_named_after_all_others_were_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def broken(study: Study, *args: Any, **more: Any) -> Result:
-        if study.method.name == "pooled-ridge":
+        if study.method.name == "ridge" and study.seed < most:
             raise NumericalError("it has diverged", client="c1")
         return run(study, *args, **more)
 
     monkeypatch.setattr(study_compare, "run", broken)
-    told: list[Result] = []
-    text = "^pooled-ridge, seed 3, failed after 2 of 4 runs: client 'c1': it has diverged$"
+    studies, told, most = [tiny(f"method.name={name}") for name in RIDGES], list[Result](), 5
+    text = "^2 of 4 runs failed: ridge, seed 3: client 'c1': it has diverged; so did ridge, seed 4$"
     with pytest.raises(NumericalError, match=text):
-        compare([tiny(f"method.name={name}") for name in RIDGES], 2, on_result=told.append)
-    assert [(one.method, one.seed) for one in told] == [("ridge", 3), ("ridge", 4)]
+        compare(studies, 2, tmp_path, on_result=told.append)
+    assert [(one.method, one.seed) for one in told] == [("pooled-ridge", 3), ("pooled-ridge", 4)]
+    most = 4
+    with pytest.raises(NumericalError, match=r"^1 of 4 runs failed: ridge, seed 3: client 'c1': it has diverged$"):
+        compare(studies, 2, tmp_path, resume=True)
+    most = 0
+    assert len(compare(studies, 2, tmp_path, resume=True)) == 4
 
 
 def test_folders_are_looked_at_before_the_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
