@@ -37,9 +37,9 @@ Whole = TypeVar("Whole", bound=Tables)
 TEMPERATURE: Final = HeldOutChoice("temperature", (), after=True, table="model")
 """A number: of classifiers, the temperature of their predictions."""
 
-ROUNDS: Final = HeldOutChoice("rounds", (10, 25, 50, 100, 200), table="federation", clients=True)
-"""The number of rounds: one federation visits all candidates, the fewest first. Before the tenth, particles that move
-by Adam are still where they were drawn, and too few rows would favour too few rounds."""
+ROUNDS: Final = HeldOutChoice("rounds", (10, 14, 20, 28, 40, 56, 80, 112, 160, 200), table="federation", clients=True)
+"""The number of rounds: one federation visits all candidates, the fewest first, in steps of some sqrt 2. Before the
+tenth, particles that move by Adam are still where they were drawn, and too few rows would favour too few rounds."""
 
 _SHARED: Final = (ROUNDS, TEMPERATURE)
 

@@ -27,7 +27,7 @@ from pacbayes_fl.study import residuals
 from pacbayes_fl.study.choices import ROUNDS, TEMPERATURE, candidates, every, kind_of, with_value
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
-from pacbayes_fl.study.search.path import follow
+from pacbayes_fl.study.search.path import MARKS, follow
 from pacbayes_fl.study.search.scores import HeldOutScore
 from pacbayes_fl.study.search.told import told
 
@@ -35,6 +35,8 @@ FILE = "choice.json"
 """What a run folder calls its choice."""
 
 _FOLDS = 5
+
+_PATIENCE = 3  # marks: a path of rounds ends at 2.8 times the best
 
 _FEW = 0.25  # of the clients: where more are below chance, it is the models that are wrong
 
@@ -151,7 +153,7 @@ def _along_paths(
 ) -> tuple[Study, JsonTable]:
     """Train short federations for every candidate, without some clients and rows; each counts by its best round."""
     rounds = min(study.method.options.trial_rounds, study.plan.rounds)
-    marks = (*(mark for mark in candidates(study, ROUNDS) if mark < rounds), rounds)
+    marks = (*(mark for mark in MARKS if mark < rounds), rounds)
     scores, causes = {}, list[str]()
     for candidate in candidates(study, asked):
         trial = first(with_value(study, asked, candidate), but=(ROUNDS, TEMPERATURE))
@@ -168,7 +170,8 @@ def _along_paths(
 def _rounds(study: Study, dataset: tables.Dataset, tell: Callable[[str, float], None]) -> tuple[Study, JsonTable]:
     """Choose the number of rounds along the path of one federation, with the first candidates of what is open later."""
     trial = first(study, but=(ROUNDS, TEMPERATURE))
-    path = follow(trial, dataset, candidates(study, ROUNDS), lambda mark, score: tell(f"{ROUNDS.key}={mark}", score))
+    marks = candidates(study, ROUNDS)
+    path = follow(trial, dataset, marks, lambda mark, at: tell(f"{ROUNDS.key}={mark}", at), None, _PATIENCE)
     if path.best is None:
         if path.failure is not None:
             raise StudyError(f"no number of rounds could be chosen: {path.failure}")

@@ -13,11 +13,11 @@ from pacbayes_fl.results.metrics import VALIDATION, headline
 from pacbayes_fl.results.recorded import RECORDED
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study import sources
-from pacbayes_fl.study.choices import ROUNDS, candidates
+from pacbayes_fl.study.choices import ROUNDS
 from pacbayes_fl.study.duration import Work
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.held_rows import CertificateSplit, rows_for_tuning
-from pacbayes_fl.study.search.path import Path, follow
+from pacbayes_fl.study.search.path import MARKS, Path, follow
 
 _SHARE: Final = 4  # of the rounds, one in so many are tried
 _FIRST: Final = 50  # of the rounds that are tried in any case, where nobody has chosen their number for these rows
@@ -48,7 +48,7 @@ def announce(study: Study, division: CertificateSplit) -> None:
         UserWarning: with the scores, the number of rounds of the best, and the key.
     """
     tried = max(study.plan.rounds // _SHARE, _first(study, division))
-    marks = [mark for mark in candidates(study, ROUNDS) if mark <= tried]
+    marks = [mark for mark in MARKS if mark <= tried]
     by_rows = study.privacy.epsilon is None and study.report.certify.scheme != "folds"
     on_functions = study.recipe.rounds and study.recipe.model == "functions"
     if not (study.federation.overfitting_trial and len(marks) >= _MARKS and by_rows and on_functions):

@@ -386,6 +386,7 @@ def test_a_private_study_chooses_nothing_by_its_rows(root: Path, tmp_path: Path)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let numbers of rounds be chosen among two."""
     monkeypatch.setattr(held_out, "candidates", lambda one, asks: (2, 4) if asks is ROUNDS else candidates(one, asks))
+    monkeypatch.setattr(held_out, "MARKS", (2, 4))
 
 
 def test_the_number_of_rounds_is_the_best_of_one_path(few: None) -> None:

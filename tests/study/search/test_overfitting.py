@@ -61,7 +61,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         result.append((*marks, *parts))
         return FALLS
 
-    monkeypatch.setattr(overfitting, "candidates", lambda *_: (2, 4, 8))
+    monkeypatch.setattr(overfitting, "MARKS", (2, 4, 8))
     monkeypatch.setattr(overfitting, "follow", follow)
     return result
 
@@ -137,7 +137,7 @@ def test_rounds_that_rows_have_chosen_are_not_tried_again(
 
 def test_the_run_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     study = tiny("federation.rounds=16")
-    monkeypatch.setattr(overfitting, "candidates", lambda *_: (2, 4))
+    monkeypatch.setattr(overfitting, "MARKS", (2, 4))
     before = torch.get_rng_state()
     one = run.run(study)
     assert torch.equal(torch.get_rng_state(), before)
