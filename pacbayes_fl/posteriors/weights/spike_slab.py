@@ -173,7 +173,7 @@ class SpikeSlab(NamedTuple):
 
     def precompute(self) -> SpikeSlabTerms:
         """Precompute the common terms of the gradients."""
-        return SpikeSlabTerms(self.slab.precompute(), self.logit, self.inclusion)
+        return SpikeSlabTerms(self.slab.precompute(), self.logit, self.inclusion, -self.logit)
 
     def weights(self, draw: SpikeSlabDraw) -> Tensor:
         """Weights theta [K, D] of a draw."""
@@ -230,11 +230,13 @@ class SpikeSlabTerms(NamedTuple):
         slab: leaves [*, D].
         logit: of the inclusion probability [*, D].
         inclusion: lambda [*, D].
+        shut: logistic noise up to which a gate is shut [*, D].
     """
 
     slab: MeanFieldTerms
     logit: Tensor
     inclusion: Tensor
+    shut: Tensor
 
     def weights(self, draw: SpikeSlabDraw) -> Tensor:
         """Draw with hard gates, theta = 1{eta > 0} (mu + sigma eps), eta = logit + ln u - ln(1 - u) (eq. 40).
@@ -245,7 +247,7 @@ class SpikeSlabTerms(NamedTuple):
         Returns:
             theta [K, D], exactly zero where the gate is shut.
         """
-        return self.slab.weights(draw.eps).mul_(self.logit + draw.logistic > 0)  # a third of the time of torch.where
+        return self.slab.weights(draw.eps).mul_(draw.logistic > self.shut)  # a third of the time of torch.where
 
     def vjp(self, draw: SpikeSlabDraw, grad_weights: Tensor) -> SpikeSlab:
         """Chain rule with the relaxed gate's slope in place of the hard gate's (eq. 41).
