@@ -79,7 +79,7 @@ def check(study: Study, request: Request) -> None:
         DataError: when its rows cannot be divided.
     """
     dataset = load(study)
-    method, _ = prepare(study, held_rows.divide(study, dataset).dataset)
+    method, _ = prepare(held_out.first(study), held_rows.divide(study, dataset).dataset)
     method = untempered(method)
     part, loss = study.report.certify, request.loss
     real = dataset.classes is None

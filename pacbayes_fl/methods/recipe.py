@@ -54,6 +54,7 @@ class HeldOutChoice(NamedTuple):
         table: of the study that has the option; of [data] only the scale of columns and the inputs that are clients'
             summaries can be left open.
         clients: whether some clients are held out as well as rows, so that new clients count.
+        rounds: of a trial, where it need not have the study's `trial_rounds`.
     """
 
     option: str
@@ -62,6 +63,7 @@ class HeldOutChoice(NamedTuple):
     by_default: bool = True
     table: Literal["method", "model", "data", "federation"] = "method"
     clients: bool = False
+    rounds: int | None = None
 
     @property
     def key(self) -> str:

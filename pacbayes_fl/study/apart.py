@@ -20,7 +20,7 @@ from pacbayes_fl.federation.arrays import DTYPES, shown
 from pacbayes_fl.federation.remote_player import roster
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.privacy.outside import Rehearsal, Releases
-from pacbayes_fl.study import residuals, scaling, sources
+from pacbayes_fl.study import residuals, scaling
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.gp_model import GPModel
@@ -43,8 +43,7 @@ def shares(study: Study) -> frozenset[str]:
     """
     if study.deploy.share != "auto":
         return frozenset(study.deploy.share)
-    own = study.data.source not in sources.every() and "scale" in study.unsaid.get("data", {})
-    kinds = {study.data.scale if not own else "client", *study.data.column_scale.values()}
+    kinds = {study.data.scale, *study.data.column_scale.values()}
     moments = {"moments"} if kinds & {*FEDERATED} else set[str]()
     return frozenset(moments if study.privacy.epsilon is not None else {"rows", *moments})
 

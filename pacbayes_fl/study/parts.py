@@ -93,13 +93,13 @@ class DataPart(Layout, OriginPart):
         scale: units in which methods see the columns: standardised by each "client"'s training rows, where a feature
             that is constant inside clients and different between them is scaled across clients; by these moments
             "shrunk" towards those of all existing clients (empirical Bayes), as few rows say little of a client's mean
-            and scale; "pooled", by those of all existing clients together; or "none", the data's own. Labels and images
-            are left as they are.
+            and scale; "pooled", by those of all together; "held-out", one of these; or "none", the data's own.
         column_scale: the same by name of a feature or of the target, for those that differ, such as
             { capacity = "pooled", y = "none" }.
         client_inputs: further inputs that are the same in all rows of a client: "summaries" of its own training rows,
             scaled over the existing clients (the logarithm of the target's scale, its level against it, and its
-            correlation with every feature), which tell a shared prior what kind of client it is; or "none".
+            correlation with every feature), which tell a shared prior what kind of client it is; "none"; or
+            "held-out", which of the two rows choose that a federation was not given.
         lower_bound: least value that a target can have, such as 0 of a power, or the name of a feature that has it row
             by row. What predictions of normal errors put below is the probability of the bound itself, also in NLPD;
             learning and certificates know nothing of it.

@@ -23,7 +23,8 @@ OWN = {"data": {"source": "mine.csv"}}
 @pytest.mark.parametrize(("name", "others"), [("pac-pfl", []), ("pfedgp", ["init_std"])])
 def test_a_file_of_ones_own_leaves_the_number_of_rounds_open(name: str, others: list[str]) -> None:
     study = Study.from_table({**OWN, "method": {"name": name}})
-    assert [one.key for one in study.held_out] == [*others, ROUNDS.key] and study.federation.rounds == "held-out"
+    assert [one.key for one in study.held_out] == [*others, "data.scale", ROUNDS.key]
+    assert study.federation.rounds == study.data.scale == "held-out"
     assert study.plan.rounds == max(candidates(study, ROUNDS)), "as many as can be, until it is chosen"
     assert with_value(study, ROUNDS, 25).plan.rounds == 25
 
@@ -48,8 +49,8 @@ def test_what_is_said_or_may_not_be_chosen_by_rows_is_not_left_open(table: dict[
 @pytest.mark.parametrize(
     ("table", "scale", "residuals"),
     [
-        ({}, "shrunk", "mixture"),
-        ({"method": {"name": "pfedgp"}}, "shrunk", "mixture"),
+        ({}, "held-out", "mixture"),
+        ({"method": {"name": "pfedgp"}}, "held-out", "mixture"),
         ({"data": {"source": "mine.csv", "scale": "pooled"}, "model": {"residuals": "gaussian"}}, "pooled", "gaussian"),
         ({"method": {"preset": "paper"}}, "client", "gaussian"),
         ({"privacy": {"epsilon": 2.0}}, "client", "gaussian"),
@@ -77,7 +78,7 @@ def _able(path: Any) -> list[str]:
 
 
 def test_privacy_with_the_word_none_is_no_privacy() -> None:
-    assert Study.from_table({**OWN, "privacy": {"epsilon": "none"}}).held_out == (ROUNDS,)
+    assert Study.from_table({**OWN, "privacy": {"epsilon": "none"}}).held_out == Study.from_table(OWN).held_out != ()
 
 
 def test_where_nothing_is_repeated_no_number_of_rounds_is_chosen() -> None:

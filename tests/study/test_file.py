@@ -393,8 +393,8 @@ def test_a_method_may_see_the_columns_in_a_way_of_its_own() -> None:
     assert Study.from_table({**table, "method": {"name": "pfedgp"}}).data.scale == "client"
     assert Study.from_table(table, sets=["data.scale=shrunk"]).data.scale == "shrunk"
     assert Study.from_table({**table, "method": {"preset": "paper"}}).data.scale == "client"
-    assert Study.from_table(table, sets=["data.source=mine.csv"]).data.scale == "shrunk"
+    assert Study.from_table(table, sets=["data.source=mine.csv"]).data.scale == "held-out"
     x = torch.linspace(-1, 1, 8).unsqueeze(1)
-    assert Study.from_table(table).with_instances(data={"a": (x, x[:, 0])}).data.scale == "shrunk"
+    assert Study.from_table(table).with_instances(data={"a": (x, x[:, 0])}).data.scale == "held-out"
     assert Study.from_toml("polynomial").data.scale == "pooled"
     assert Study.from_toml("polynomial", ["method.name=ridge"]).data.scale == "client"

@@ -82,7 +82,7 @@ def test_methods_of_regression_are_refused_on_classes(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match=r"ridge is a method of regression.*choose one of .*pfedbayes, .*sfedbayes"):
         labelled(path, "method.name=ridge", "model.widths=[]")
     np.savez(tmp_path / "flowers.npz", **arrays())
-    one = tiny("data.source=" + str(tmp_path / "flowers.npz"))  # what it holds is known when it is read
+    one = tiny("data.source=" + str(tmp_path / "flowers.npz"), "data.scale=client")  # known when it is read
     with pytest.raises(StudyError, match="pac-pfl is a method of regression, and the data have classes"):
         prepare(one, load(one))
 

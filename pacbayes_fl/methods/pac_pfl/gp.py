@@ -373,7 +373,7 @@ GP_SEARCH: Search = MappingProxyType(
 OWN_ROWS: Defaults = MappingProxyType(
     {
         "federation": MappingProxyType({"rounds": HELD_OUT}),
-        "data": MappingProxyType({"scale": "shrunk"}),
+        "data": MappingProxyType({"scale": HELD_OUT}),
         "model": MappingProxyType({"residuals": "mixture"}),
     }
 )
@@ -387,7 +387,7 @@ TRIALS = Trials(50)
 PRIOR = (
     HeldOutChoice("linear_kernel", (True, False), by_default=False, table="model", clients=True),
     HeldOutChoice("noise_widths", ("constant", (16,)), by_default=False, table="model", clients=True),
-    HeldOutChoice("scale", ("client", "shrunk", "pooled"), by_default=False, table="data", clients=True),
+    HeldOutChoice("scale", ("shrunk", "pooled", "client"), by_default=False, table="data", clients=True, rounds=1),
     HeldOutChoice("client_inputs", ("none", "summaries"), by_default=False, table="data", clients=True),
     HeldOutChoice("residuals", ("gaussian", "mixture"), after=True, by_default=False, table="model"),
 )

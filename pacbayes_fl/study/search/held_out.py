@@ -152,7 +152,7 @@ def _along_paths(
     study: Study, asked: HeldOutChoice, dataset: tables.Dataset, tell: Callable[[str, float], None]
 ) -> tuple[Study, JsonTable]:
     """Train short federations for every candidate, without some clients and rows; each counts by its best round."""
-    rounds = min(study.method.options.trial_rounds, study.plan.rounds)
+    rounds = min(asked.rounds or study.method.options.trial_rounds, study.plan.rounds)
     marks = (*(mark for mark in MARKS if mark < rounds), rounds)
     scores, causes = {}, list[str]()
     for candidate in candidates(study, asked):
