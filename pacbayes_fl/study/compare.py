@@ -7,8 +7,8 @@ import io
 import json
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -81,13 +81,8 @@ def compare(
         Comparison(polynomial: pac-pfl, instance:PacPFL; 2 runs, 1 seed)
     """
     names = [study.method.name if vary is None else f"{study.method.name} {_setting(study, vary)}" for study in studies]
-    may_differ = vary is not None and vary.startswith("data.")
-    rows = [study.instances.data for study in studies]
-    others = any(study.data.rows != studies[0].data.rows for study in studies) or any(
-        one is not rows[0] for one in rows
-    )
-    if others and not may_differ:
-        raise StudyError("the studies to compare have different data")
+    if vary is None or not vary.startswith("data."):
+        _refuse_different_rows(studies)
     if len(set(names)) < len(names) or not names or seeds < 1:
         raise StudyError(f"need different methods or values and at least 1 seed, got {', '.join(names)} and {seeds}")
     runs = [
@@ -105,28 +100,50 @@ def compare(
         if out is not None:
             put(out, {COMPARISON: (json.dumps(asked, indent=1) + "\n").encode()})
 
-    finished, failures = Comparison(), dict[str, PacBayesFLError]()
+    finished, failures = Comparison(), _Failures(len(runs))
     with nullcontext() if out is None else files.fresh_folder(Path(out)):
         for one in runs:
             on_round = _after(begin, on_run(one.study) if on_run is not None else None)
-            try:
+            with failures.kept(one):
                 result = _result(one, vary, on_round)
-            except PacBayesFLError as error:
-                if len(runs) == 1:
-                    raise
-                failures[f"{one.name}, seed {one.study.seed}"] = error
-                continue
-            begin()
-            finished.append(result)
-            if on_result is not None:
-                on_result(result)
-    if failures:
-        (first, cause), *rest = failures.items()
-        more = f"; so did {listed([name for name, _ in rest])}" if rest else ""
-        raise type(cause)(f"{len(failures)} of {len(runs)} runs failed: {first}: {cause}{more}") from cause
+                begin()
+                finished.append(result)
+                if on_result is not None:
+                    on_result(result)
+    failures.tell()
     if out is not None:
         write(out, finished, studies[0].report.page)
     return finished
+
+
+def _refuse_different_rows(studies: Sequence[Study]) -> None:
+    own = [study.instances.data for study in studies]
+    if any(study.data.rows != studies[0].data.rows for study in studies) or any(one is not own[0] for one in own):
+        raise StudyError("the studies to compare have different data")
+
+
+class _Failures:
+    """The runs of a comparison that have failed."""
+
+    def __init__(self, runs: int) -> None:
+        self._runs, self._of = runs, dict[str, PacBayesFLError]()
+
+    @contextmanager
+    def kept(self, one: _Run) -> Iterator[None]:
+        """Keep the error of a run, where it is not the only one."""
+        try:
+            yield
+        except PacBayesFLError as error:
+            if self._runs == 1:
+                raise
+            self._of[f"{one.name}, seed {one.study.seed}"] = error
+
+    def tell(self) -> None:
+        """Raise the first error, and name all runs that have failed."""
+        if self._of:
+            (first, cause), *rest = self._of.items()
+            more = f"; so did {listed([name for name, _ in rest])}" if rest else ""
+            raise type(cause)(f"{len(self._of)} of {self._runs} runs failed: {first}: {cause}{more}") from cause
 
 
 def _result(one: _Run, vary: str | None, on_round: Callable[[RoundRecord], None]) -> Result:
