@@ -55,6 +55,8 @@ class HeldOutChoice(NamedTuple):
             summaries can be left open.
         clients: whether some clients are held out as well as rows, so that new clients count.
         rounds: of a trial, where it need not have the study's `trial_rounds`.
+        clear: whether another candidate than the first has to be better by a standard error over clients; of those
+            that are chosen by clients.
     """
 
     option: str
@@ -64,6 +66,7 @@ class HeldOutChoice(NamedTuple):
     table: Literal["method", "model", "data", "federation"] = "method"
     clients: bool = False
     rounds: int | None = None
+    clear: bool = False
 
     @property
     def key(self) -> str:

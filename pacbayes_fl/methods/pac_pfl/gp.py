@@ -383,11 +383,13 @@ client's few rows scale its columns alone, and residuals say what shape errors h
 RATE = HeldOutChoice("rate", (1e-2, 3e-3), by_default=False, clients=True)
 """Of Adam."""
 
+SCALE = HeldOutChoice("scale", ("shrunk", "pooled", "client"), by_default=False, table="data", clients=True, rounds=10)
+"""Of the columns: the first rounds say as much of it as the last ones, and whether a client stands out with it."""
+
 TRIALS = Trials(50)
 PRIOR = (
     HeldOutChoice("linear_kernel", (True, False), by_default=False, table="model", clients=True),
     HeldOutChoice("noise_widths", ("constant", (16,)), by_default=False, table="model", clients=True),
-    HeldOutChoice("scale", ("shrunk", "pooled", "client"), by_default=False, table="data", clients=True, rounds=1),
     HeldOutChoice("client_inputs", ("none", "summaries"), by_default=False, table="data", clients=True),
     HeldOutChoice("residuals", ("gaussian", "mixture"), after=True, by_default=False, table="model"),
 )
@@ -411,12 +413,13 @@ RECIPE = Recipe(
         **GP_SEARCH,
     },
     held_out=(
-        HeldOutChoice("hyper_prior_std", (0.3, 0.1, 1.0), by_default=False, clients=True),
+        SCALE,
+        HeldOutChoice("hyper_prior_std", (0.3, 1.0), by_default=False, clients=True, rounds=10, clear=True),
         HeldOutChoice("tau", (1.0, 0.3, 0.1), by_default=False, clients=True),
         RATE._replace(values=_rates),
         HeldOutChoice("bandwidth", ("off-diagonal", "independent"), by_default=False, clients=True),
         *PRIOR,
     ),
     trials=TRIALS,
-    own_rows=OWN_ROWS,
+    own_rows={**OWN_ROWS, "method": {"hyper_prior_std": HELD_OUT}},  # .3 is too narrow for functions that turn often
 )

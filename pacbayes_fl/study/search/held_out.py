@@ -28,6 +28,7 @@ from pacbayes_fl.study.choices import ROUNDS, TEMPERATURE, candidates, every, ki
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.search.path import MARKS, follow
+from pacbayes_fl.study.search.path import Path as Along
 from pacbayes_fl.study.search.scores import HeldOutScore
 from pacbayes_fl.study.search.told import told
 
@@ -101,10 +102,10 @@ def choose(
         if on_trial is not None:
             on_trial(RoundRecord(0, train.clients, values={name: score}))
 
-    notes: JsonTable = {}
+    notes, known = JsonTable(), _Paths(dataset)
     for asked in study.held_out:
         if asked.clients and asked is not ROUNDS:
-            study, notes[asked.key] = _along_paths(study, asked, dataset, tell)
+            study, notes[asked.key] = _along_paths(study, asked, known, tell)
         elif not asked.after and asked is not ROUNDS:
             study, notes[asked.key] = _by_training(study, asked, spared, tell)
     if ROUNDS in study.held_out:
@@ -148,22 +149,42 @@ def _spared(study: Study, dataset: tables.Dataset) -> _Spared | None:
     return _Spared(own, *_FIFTH)
 
 
+class _Paths:
+    """Paths of federations on the same data, each of which is followed once."""
+
+    def __init__(self, dataset: tables.Dataset) -> None:
+        self._dataset, self._known = dataset, list[tuple[Study, Sequence[int], Along]]()
+
+    def __call__(self, study: Study, marks: Sequence[int]) -> Along:
+        """Follow the path of a study, or give it again."""
+        for one, at, path in self._known:
+            if one == study and at == marks:
+                return path
+        path = follow(study, self._dataset, marks)
+        self._known.append((study, marks, path))
+        return path
+
+
 def _along_paths(
-    study: Study, asked: HeldOutChoice, dataset: tables.Dataset, tell: Callable[[str, float], None]
+    study: Study, asked: HeldOutChoice, known: _Paths, tell: Callable[[str, float], None]
 ) -> tuple[Study, JsonTable]:
     """Train short federations for every candidate, without some clients and rows; each counts by its best round."""
     rounds = min(asked.rounds or study.method.options.trial_rounds, study.plan.rounds)
     marks = (*(mark for mark in MARKS if mark < rounds), rounds)
-    scores, causes = {}, list[str]()
+    scores, paths, causes = {}, dict[object, Along](), list[str]()
     for candidate in candidates(study, asked):
         trial = first(with_value(study, asked, candidate), but=(ROUNDS, TEMPERATURE))
-        path = follow(trial, dataset, marks if ROUNDS in study.held_out else (rounds,))
+        path = paths[candidate] = known(trial, marks if ROUNDS in study.held_out else (rounds,))
         scores[candidate] = math.nan if path.best is None else path.scores[path.best]
         causes += [] if path.failure is None else [path.failure]
         tell(f"{asked.key}={candidate}", scores[candidate])
     if not causes and not any(map(math.isfinite, scores.values())):  # nobody has rows to choose by
         return _unchosen(study, asked, candidates(study, asked)[0])
-    chosen, note = _chosen(asked.key, scores, _words_of_path(rounds), causes)
+    usual, margin = candidates(study, asked)[0], "; another than the first has to be better by a standard error"
+    rule = _words_of_path(rounds) + (margin if asked.clear else "")
+    chosen, note = _chosen(asked.key, scores, rule, causes)
+    if asked.clear and math.isfinite(scores[usual]) and not paths[chosen].clearly_above(paths[usual]):
+        chosen = note["chosen"] = usual
     return with_value(study, asked, chosen), note
 
 

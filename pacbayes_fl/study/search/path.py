@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -31,6 +31,7 @@ BLOCKS: Final = 5  # into which clients and their rows are dealt
 MARKS: Final = (10, 25, 50, 100, 200)  # rounds after which a path is scored whose best round is not asked for
 PARTS: Final = 2  # federations, each without another fifth
 _ENOUGH: Final = 30  # held-out rows, with which one federation says as much as is needed
+_CLEAR: Final = 1.0  # standard errors, by the rule of Breiman et al. (1984, Classification and Regression Trees, 3.4.3)
 _FALL: Final = 0.05  # nats per row that are worth a warning
 
 
@@ -43,18 +44,34 @@ class Path:
         objectives: the mean objective of the clients that train, such as their log evidence.
         objective: its name; None where the method has none.
         failure: what ended the path.
+        clients: scores of every client of every federation, as the mean has them.
     """
 
     scores: Mapping[int, float] = field(default_factory=dict)
     objectives: Mapping[int, float] = field(default_factory=dict)
     objective: str | None = None
     failure: str | None = None
+    clients: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
     @property
     def best(self) -> int | None:
         """The number of rounds of the highest score, the least of equals; None where no score is finite."""
         known = {mark: score for mark, score in self.scores.items() if math.isfinite(score)}
         return max(known, key=lambda mark: known[mark], default=None)
+
+    def clearly_above(self, other: Path) -> bool:
+        """Whether clients' rows are likelier than along another path, both at their best, by a standard error.
+
+        Args:
+            other: of federations of the same clients.
+
+        Returns:
+            False where one of them has no score.
+        """
+        if self.best is None or other.best is None:
+            return False
+        gains = torch.tensor(self.clients[self.best]) - torch.tensor(other.clients[other.best])
+        return float(gains.mean()) > _CLEAR * float(gains.std()) / math.sqrt(len(gains))
 
     def remark(self) -> str | None:
         """Say that rows become less likely while the clients' objective goes on getting better.
@@ -160,7 +177,8 @@ def follow(
         return Path()
     if parts is None and dealt[0] is not None and _held(dealt[0]) >= _ENOUGH:
         del dealt[1:]
-    scores, objectives, name, worse, best = dict[int, float](), dict[int, float](), None, 0, -math.inf
+    scores, clients, objectives = dict[int, float](), dict[int, list[float]](), dict[int, float]()
+    name, worse, best = None, 0, -math.inf
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is odd about the data, the run itself will say
         try:
@@ -168,7 +186,8 @@ def follow(
             name = trials[0].method.objective
             for mark in sorted(marks):
                 reached = [trial.advance(mark) for trial in trials]
-                scores[mark] = sum(score for score, _ in reached) / len(reached)
+                clients[mark] = torch.cat([scored for scored, _ in reached]).tolist()
+                scores[mark] = sum(float(scored.mean()) for scored, _ in reached) / len(reached)
                 objectives[mark] = sum(objective for _, objective in reached) / len(reached)
                 if tell is not None:
                     tell(mark, scores[mark])
@@ -177,8 +196,8 @@ def follow(
                 if worse == patience:
                     break
         except (ClientError, NumericalError) as error:
-            return Path(scores, objectives, name, str(error))
-    return Path(scores, objectives, name)
+            return Path(scores, objectives, name, str(error), clients)
+    return Path(scores, objectives, name, None, clients)
 
 
 def _held(part: tables.Dataset) -> int:
@@ -201,30 +220,24 @@ class _Trial:
         self._endings, self._used = federation_state.Endings(self._plan, marks), self._state
         self._objective = math.nan
 
-    def advance(self, mark: int) -> tuple[float, float]:
-        """Train up to a number of rounds; give the score and the objective after them."""
+    def advance(self, mark: int) -> tuple[Tensor, float]:
+        """Train up to a number of rounds; give the clients' scores, those with held-out rows, and the objective."""
         while self._state.round < mark:
             record, self._state = next(self._rounds)
             self._used = self._endings.used(self._state)
             self._objective = record.values.get(self.method.objective or "", math.nan)
-        method, total, clients = federation_state.at_rates(self.method, self._state), 0.0, 0
+        method = federation_state.at_rates(self.method, self._state)
         errors = residuals.learn(self._study, method, self._used, self._groups["existing"])
-        for name, group in self._groups.items():
-            total += sum(self._scored(method, errors, name, group)) * group.test.clients
-            clients += int((group.test.size > 0).sum())
-        return total / clients, self._objective
+        scored = [self._scored(method, errors, *one) for one in self._groups.items() if one[1].test.size.any()]
+        return torch.cat(scored), self._objective
 
-    def _scored(
-        self, method: AnyMethod, errors: residuals.ErrorShape, name: str, group: ScaledGroup
-    ) -> Iterator[float]:
-        """Score the held-out rows of a group; nothing where it has none."""
-        if not group.test.size.any():
-            return
+    def _scored(self, method: AnyMethod, errors: residuals.ErrorShape, name: str, group: ScaledGroup) -> Tensor:
+        """Score the held-out rows of a group's clients, of those that have some."""
         held, state = HeldOutScore(group), state_of(method, self._used, name, group)
         log_prob = partial(_log_prob, held, errors)
         for index, result in personalisation.personalise(method, state, group.train, self._plan, log_prob):
             held.add(result, index)
-        yield held.score(tempering=False)[0]
+        return held.by_client().cpu()[group.test.size.cpu() > 0]
 
 
 def _log_prob(held: HeldOutScore, errors: residuals.ErrorShape, index: Tensor, posterior: Any) -> Tensor:

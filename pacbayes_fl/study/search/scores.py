@@ -63,6 +63,18 @@ class HeldOutScore:
         self._weight.append(weight.unsqueeze(-1).expand_as(own.mask)[own.mask].to(predictive.device).double())
         self._client.append(index.to(own.mask.device).unsqueeze(-1).expand_as(own.mask)[own.mask].to(predictive.device))
 
+    def by_client(self) -> Tensor:
+        """Give every client's mean log likelihood of a held-out row.
+
+        Returns:
+            [clients], in nats, without tempering; NaN for those without such rows.
+        """
+        own, client = torch.cat(self._log_probs), torch.cat(self._client)
+        if self._labelled:
+            own = own.gather(-1, torch.cat(self._y).long().unsqueeze(-1)).squeeze(-1)
+        count = torch.bincount(client, minlength=self._group.test.clients)
+        return own.new_zeros(len(count)).index_add_(0, client, own) / count
+
     def below_chance(self) -> dict[str, float]:
         """Find clients whose labels are less likely than under equal probabilities of all classes.
 
@@ -71,11 +83,8 @@ class HeldOutScore:
         """
         if not self._labelled:
             return {}
-        log_probs, y, client = (torch.cat(parts) for parts in (self._log_probs, self._y, self._client))
-        own = log_probs.gather(-1, y.long().unsqueeze(-1)).squeeze(-1)
-        names, count = self._group.test.names, torch.bincount(client, minlength=self._group.test.clients)
-        means = own.new_zeros(len(names)).index_add_(0, client, own) / count
-        return {names[k]: float(means[k]) for k in (means < -math.log(log_probs.shape[-1])).nonzero()[:, 0].tolist()}
+        names, means, chance = self._group.test.names, self.by_client(), -math.log(self._log_probs[0].shape[-1])
+        return {names[k]: float(means[k]) for k in (means < chance).nonzero()[:, 0].tolist()}
 
     def score(self, tempering: bool) -> tuple[float, float, float]:
         """Give the mean over clients of the log likelihood of a held-out row.

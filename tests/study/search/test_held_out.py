@@ -415,6 +415,26 @@ def test_other_options_are_judged_by_the_best_round_of_theirs(name: str, values:
     assert chosen.held_out == () and list(notes) == [name, "federation.rounds"]
 
 
+@pytest.mark.parametrize(("gains", "chosen"), [((0.4, 0.5, 0.6), 1.0), ((-0.9, 0.2, 2.2), 0.3), ((-1, -1, -1), 0.3)])
+def test_a_wide_hyper_prior_has_to_be_clearly_better(
+    gains: tuple[float, ...], chosen: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its mean is .5 above in the first two, with standard errors of .06 and .9."""
+
+    def along(study: Study, *_: object) -> Along:
+        std = study.method.options.hyper_prior_std  # type: ignore[attr-defined]
+        clients = gains if std == 1.0 else (0.0, 0.0, 0.0)
+        return Along({10: sum(clients) / 3}, clients={10: clients})
+
+    monkeypatch.setattr(held_out, "follow", along)
+    one = tiny("method.hyper_prior_std=held-out", "federation.rounds=50")
+    settled, notes = choose(one, load(one))
+    assert notes["hyper_prior_std"]["chosen"] == chosen and settled == tiny(
+        f"method.hyper_prior_std={chosen}", "federation.rounds=50"
+    )
+    assert "by a standard error" in notes["hyper_prior_std"]["rule"]
+
+
 @pytest.mark.parametrize(
     "asks",
     [

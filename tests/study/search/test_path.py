@@ -117,9 +117,9 @@ class Scripted:
     def __init__(self, *_: Any) -> None:
         self.method = tiny_method()
 
-    def advance(self, mark: int) -> tuple[float, float]:
-        """Look the score up."""
-        return self.values[mark - 1], float(mark)
+    def advance(self, mark: int) -> tuple[torch.Tensor, float]:
+        """Look the score up, of two clients."""
+        return self.values[mark - 1] + torch.tensor([-0.1, 0.1]), float(mark)
 
 
 def tiny_method() -> Any:
@@ -150,6 +150,15 @@ def test_thirty_held_out_rows_need_one_federation(rows: int, federations: int, m
     assert len(dealt) == federations
     follow(tiny(), own, (1,))
     assert len(dealt) == federations + path.PARTS
+
+
+def test_a_path_is_clearly_above_another_by_a_standard_error_over_clients() -> None:
+    def along(*gains: float) -> Path:
+        return Path({2: sum(gains) / len(gains), 4: -9.0}, clients={2: gains, 4: [-9.0] * len(gains)})
+
+    level = along(0.0, 0.0, 0.0, 0.0)  # means of .75 and .25, standard errors of .25 and .63
+    assert along(0.0, 1.0, 1.0, 1.0).clearly_above(level) and not along(-1.0, 0.0, 0.0, 2.0).clearly_above(level)
+    assert not level.clearly_above(level) and not Path().clearly_above(level) and not level.clearly_above(Path())
 
 
 def test_a_fall_is_told_only_while_the_fit_gets_better() -> None:
