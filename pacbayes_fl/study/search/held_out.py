@@ -37,8 +37,6 @@ FILE = "choice.json"
 
 _FOLDS = 5
 
-_PATIENCE = 3  # marks: a path of rounds ends at 2.8 times the best
-
 _FEW = 0.25  # of the clients: where more are below chance, it is the models that are wrong
 
 _FIFTH = "held-out training row", "the other four fifths, in nats; the run trains on all"
@@ -191,8 +189,7 @@ def _along_paths(
 def _rounds(study: Study, dataset: tables.Dataset, tell: Callable[[str, float], None]) -> tuple[Study, JsonTable]:
     """Choose the number of rounds along the path of one federation, with the first candidates of what is open later."""
     trial = first(study, but=(ROUNDS, TEMPERATURE))
-    marks = candidates(study, ROUNDS)
-    path = follow(trial, dataset, marks, lambda mark, at: tell(f"{ROUNDS.key}={mark}", at), None, _PATIENCE)
+    path = follow(trial, dataset, candidates(study, ROUNDS), lambda mark, score: tell(f"{ROUNDS.key}={mark}", score))
     if path.best is None:
         if path.failure is not None:
             raise StudyError(f"no number of rounds could be chosen: {path.failure}")

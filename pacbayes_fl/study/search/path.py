@@ -30,7 +30,7 @@ from pacbayes_fl.study.search.told import told
 BLOCKS: Final = 5  # into which clients and their rows are dealt
 MARKS: Final = (10, 25, 50, 100, 200)  # rounds after which a path is scored whose best round is not asked for
 PARTS: Final = 2  # federations, each without another fifth
-_ENOUGH: Final = 30  # held-out rows, with which one federation says as much as is needed
+_WORSE: Final = 2  # marks in a row, after which a path ends
 _CLEAR: Final = 1.0  # standard errors, by the rule of Breiman et al. (1984, Classification and Regression Trees, 3.4.3)
 _FALL: Final = 0.05  # nats per row that are worth a warning
 
@@ -154,29 +154,25 @@ def follow(
     dataset: tables.Dataset,
     marks: Sequence[int],
     tell: Callable[[int, float], None] | None = None,
-    parts: Sequence[int] | None = range(PARTS),
-    patience: int = 2,
+    parts: Sequence[int] = range(PARTS),
 ) -> Path:
     """Train federations without some of the clients and rows, and score these after several numbers of rounds.
 
-    The path ends where several marks in a row are worse than the best, or a federation fails.
+    The path ends where two marks in a row are worse than the best, or a federation fails.
 
     Args:
         study: in which all but the number of rounds is settled.
         dataset: its data.
         marks: numbers of rounds.
         tell: called with every mark and its score.
-        parts: which fifths are held out, each of another federation; None takes the first alone where it has 30 rows.
-        patience: marks in a row that are worse, after which the path ends.
+        parts: which fifths are held out, each of another federation.
 
     Returns:
         The path; without any score where nobody has rows to hold out.
     """
-    dealt = [deal(dataset, study.seed, part, study.data) for part in (range(PARTS) if parts is None else parts)]
+    dealt = [deal(dataset, study.seed, part, study.data) for part in parts]
     if any(one is None for one in dealt):
         return Path()
-    if parts is None and dealt[0] is not None and _held(dealt[0]) >= _ENOUGH:
-        del dealt[1:]
     scores, clients, objectives = dict[int, float](), dict[int, list[float]](), dict[int, float]()
     name, worse, best = None, 0, -math.inf
     with warnings.catch_warnings():
@@ -193,16 +189,11 @@ def follow(
                     tell(mark, scores[mark])
                 worse = 0 if scores[mark] > best else worse + 1
                 best = max(best, scores[mark]) if math.isfinite(scores[mark]) else best
-                if worse == patience:
+                if worse == _WORSE:
                     break
         except (ClientError, NumericalError) as error:
             return Path(scores, objectives, name, str(error), clients)
     return Path(scores, objectives, name, None, clients)
-
-
-def _held(part: tables.Dataset) -> int:
-    """Count the held-out rows."""
-    return sum(int(group.test.size.sum()) for group in part.groups.values())
 
 
 class _Trial:

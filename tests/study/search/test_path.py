@@ -126,30 +126,10 @@ def tiny_method() -> Any:
     return prepare(tiny(), load(tiny()))[0]
 
 
-@pytest.mark.parametrize(("patience", "reached"), [(1, [1, 2, 3]), (2, [1, 2, 3, 4]), (3, [1, 2, 3, 4, 5])])
-def test_a_path_ends_after_some_marks_that_are_worse(
-    patience: int, reached: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_ends_after_two_marks_that_are_worse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(path, "_Trial", Scripted)
-    result = follow(tiny(), load(tiny()), (1, 2, 3, 4, 5), patience=patience)
-    assert list(result.scores) == reached and result.best == (5 if 5 in reached else 2) and result.failure is None
-
-
-@pytest.mark.parametrize(("rows", "federations"), [(10, 2), (15, 1)])
-def test_thirty_held_out_rows_need_one_federation(rows: int, federations: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    dealt: list[object] = []
-
-    class Counted(Scripted):
-        def __init__(self, *of: Any) -> None:
-            super().__init__()
-            dealt.append(of)
-
-    monkeypatch.setattr(path, "_Trial", Counted)
-    own = dataset([rows] * 10)  # of 10 rows two are held out, of 15 three
-    follow(tiny(), own, (1,), parts=None)
-    assert len(dealt) == federations
-    follow(tiny(), own, (1,))
-    assert len(dealt) == federations + path.PARTS
+    result = follow(tiny(), load(tiny()), (1, 2, 3, 4, 5))
+    assert list(result.scores) == [1, 2, 3, 4] and result.best == 2 and result.failure is None
 
 
 def test_a_path_is_clearly_above_another_by_a_standard_error_over_clients() -> None:
