@@ -25,8 +25,8 @@ TABLE: dict[str, Any] = {
         "source": "polynomial",
         "options": {"clients": 4, "new_clients": 2, "samples": 7, "test_samples": 8},
     },
-    "model": {"mean_widths": [4], "kernel_widths": [4]},
-    "method": {"name": "pac-pfl", "particles": 2},
+    "model": {"mean_widths": [4], "kernel_widths": [4], "noise_widths": "constant"},
+    "method": {"name": "pac-pfl", "particles": 2, "hyper_prior_std": 0.3},
     "federation": {"rounds": ROUNDS, "checkpoint_every": 4, "device": "cpu", "threads": 1},
 }
 

@@ -225,7 +225,7 @@ def with_own_defaults(study: Whole) -> Whole:
         options = part == "method"
         holder = whole.method.options if options else getattr(whole, part)
         known = _table(whole.unsaid, part)
-        changed = {n: value for n, value in values.items() if n in known and getattr(holder, n) == known[n]}
+        changed = {n: value for n, value in values.items() if n in known and getattr(holder, n, None) == known[n]}
         holder = replace(holder, **changed)
         whole = replace(whole, **{part: replace(whole.method, options=holder) if options else holder})
     return cast(Whole, whole)

@@ -21,6 +21,7 @@ from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.predict import ClassPrediction, join, predict
 from pacbayes_fl.study.prepare import device_of, prepare
+from pacbayes_fl.study.search.held_out import first
 from tests.tiny import Row, tiny, write_csv
 from tests.tiny_images import tiny_images, write_root
 
@@ -182,7 +183,7 @@ def test_learning_starts_at_the_ridge_regression_of_the_existing_clients_scaled_
 def test_clients_are_scaled_once_and_what_is_odd_about_them_is_said_once(recwarn: pytest.WarningsRecorder) -> None:
     x = torch.linspace(-1, 1, 8, dtype=torch.float64).unsqueeze(1)
     study = Study.from_table({"data": {"test": {"share": 0.5}, "scale": "client"}, "federation": {"device": "cpu"}})
-    flat = study.with_instances(data={"flat": (x, torch.full((8,), 2.0)), "house": (x, x[:, 0])})
+    flat = first(study.with_instances(data={"flat": (x, torch.full((8,), 2.0)), "house": (x, x[:, 0])}))
     _, groups = prepare(flat, load(flat))
     assert groups["existing"].shared.linear is not None
     assert sum("targets of flat do not vary" in str(one.message) for one in recwarn) == 1

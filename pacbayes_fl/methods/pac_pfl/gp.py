@@ -374,11 +374,11 @@ OWN_ROWS: Defaults = MappingProxyType(
     {
         "federation": MappingProxyType({"rounds": HELD_OUT}),
         "data": MappingProxyType({"scale": HELD_OUT}),
-        "model": MappingProxyType({"residuals": "mixture"}),
+        "model": MappingProxyType({"residuals": "mixture", "noise_widths": HELD_OUT}),
     }
 )
-"""Of rows for which nobody has tuned anything, those that a federation was not given say how long it may train, no
-client's few rows scale its columns alone, and residuals say what shape errors have."""
+"""Of rows for which nobody has tuned anything, those that a federation was not given say how long it may train, in what
+units, and whether the noise depends on the inputs; residuals say what shape errors have."""
 
 RATE = HeldOutChoice("rate", (1e-2, 3e-3), by_default=False, clients=True)
 """Of Adam."""
@@ -389,7 +389,9 @@ SCALE = HeldOutChoice("scale", ("shrunk", "pooled", "client"), by_default=False,
 TRIALS = Trials(50)
 PRIOR = (
     HeldOutChoice("linear_kernel", (True, False), by_default=False, table="model", clients=True),
-    HeldOutChoice("noise_widths", ("constant", (16,)), by_default=False, table="model", clients=True),
+    HeldOutChoice(
+        "noise_widths", ("constant", (16,)), by_default=False, table="model", clients=True, rounds=10, clear=True
+    ),
     HeldOutChoice("client_inputs", ("none", "summaries"), by_default=False, table="data", clients=True),
     HeldOutChoice("residuals", ("gaussian", "mixture"), after=True, by_default=False, table="model"),
 )

@@ -24,6 +24,7 @@ from pacbayes_fl.study.evaluate.points import means, totals
 from pacbayes_fl.study.evaluate.regression import Report, evaluate, labels, metrics_of, state_of, units_of
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
+from pacbayes_fl.study.search.held_out import first
 from tests.laws.cases import Toy
 from tests.tiny import on_csv, quick, rows, tiny, write_csv
 
@@ -81,7 +82,7 @@ def test_clients_whose_targets_give_no_unit_are_named_and_not_said_to_be_far(sca
     train = {"a": (x, y), "b": (x, 2 * y), "one": (x[:1], y[:1]), "flat": (x, torch.full_like(y, 3e6)), "c": (x, -y)}
     table = {"data": {"scale": scale}, "method": {"name": "pac-pfl"}, "federation": {"rounds": 2, "device": "cpu"}}
     data = {name: (*rows, x[2:7] + 0.01, y[2:7]) for name, rows in train.items()}
-    study = Study.from_table(table).with_instances(data=data)
+    study = first(Study.from_table(table).with_instances(data=data))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         scored(study)

@@ -41,7 +41,7 @@ def test_a_number_of_rounds_that_overfits_is_told_with_the_best(noise: float, fe
         "federation": {"rounds": 200, "device": "cpu"},
     }
     method = {"name": "pac-pfl", "particles": 1, "hyper_prior_std": 0.3}
-    study = Study.from_table(table | {"model": {"linear": "none"}, "method": method})
+    study = Study.from_table(table | {"model": {"linear": "none", "noise_widths": "constant"}, "method": method})
     study = study.with_instances(data=federation(noise, features))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
