@@ -55,8 +55,8 @@ class HeldOutChoice(NamedTuple):
             summaries can be left open.
         clients: whether some clients are held out as well as rows, so that new clients count.
         rounds: of a trial, where it need not have the study's `trial_rounds`.
-        clear: whether another candidate than the first has to be better by a standard error over clients; of those
-            that are chosen by clients.
+        clear: whether another candidate than the first has to be better by two standard errors over clients, each at
+            its best number of rounds where that is open and `rounds` is None; of options that clients choose.
     """
 
     option: str

@@ -386,12 +386,14 @@ RATE = HeldOutChoice("rate", (1e-2, 3e-3), by_default=False, clients=True)
 SCALE = HeldOutChoice("scale", ("shrunk", "pooled", "client"), by_default=False, table="data", clients=True, rounds=10)
 """Of the columns: the first rounds say as much of it as the last ones, and whether a client stands out with it."""
 
+NOISE = HeldOutChoice(
+    "noise_widths", ("constant", (16,)), by_default=False, table="model", clients=True, rounds=10, clear=True
+)
+"""Whether it depends on the inputs: few rows show it in the first rounds, or not at all."""
+
 TRIALS = Trials(50)
 PRIOR = (
     HeldOutChoice("linear_kernel", (True, False), by_default=False, table="model", clients=True),
-    HeldOutChoice(
-        "noise_widths", ("constant", (16,)), by_default=False, table="model", clients=True, rounds=10, clear=True
-    ),
     HeldOutChoice("client_inputs", ("none", "summaries"), by_default=False, table="data", clients=True),
     HeldOutChoice("residuals", ("gaussian", "mixture"), after=True, by_default=False, table="model"),
 )
@@ -416,7 +418,8 @@ RECIPE = Recipe(
     },
     held_out=(
         SCALE,
-        HeldOutChoice("hyper_prior_std", (0.3, 1.0), by_default=False, clients=True, rounds=10, clear=True),
+        NOISE,
+        HeldOutChoice("hyper_prior_std", (0.3, 1.0), by_default=False, clients=True, clear=True),
         HeldOutChoice("tau", (1.0, 0.3, 0.1), by_default=False, clients=True),
         RATE._replace(values=_rates),
         HeldOutChoice("bandwidth", ("off-diagonal", "independent"), by_default=False, clients=True),

@@ -100,14 +100,14 @@ def choose(
         if on_trial is not None:
             on_trial(RoundRecord(0, train.clients, values={name: score}))
 
-    notes, known = JsonTable(), _Paths(dataset)
+    notes, paths = JsonTable(), _Paths(dataset)
     for asked in study.held_out:
         if asked.clients and asked is not ROUNDS:
-            study, notes[asked.key] = _along_paths(study, asked, known, tell)
+            study, notes[asked.key] = _along_paths(study, asked, paths, tell)
         elif not asked.after and asked is not ROUNDS:
             study, notes[asked.key] = _by_training(study, asked, spared, tell)
     if ROUNDS in study.held_out:
-        study, notes[ROUNDS.key] = _rounds(study, dataset, tell)
+        study, notes[ROUNDS.key] = _rounds(study, paths, tell)
         tell("rounds", study.plan.rounds)
     if study.held_out:
         study, more = _after_training(study, spared, tell)
@@ -153,43 +153,55 @@ class _Paths:
     def __init__(self, dataset: tables.Dataset) -> None:
         self._dataset, self._known = dataset, list[tuple[Study, Sequence[int], Along]]()
 
-    def __call__(self, study: Study, marks: Sequence[int]) -> Along:
+    def __call__(
+        self,
+        study: Study,
+        marks: Sequence[int],
+        tell: Callable[[int, float], None] | None = None,
+        rival: Along | None = None,
+    ) -> Along:
         """Follow the path of a study, or give it again."""
         for one, at, path in self._known:
             if one == study and at == marks:
+                if tell is not None:
+                    for mark, score in path.scores.items():
+                        tell(mark, score)
                 return path
-        path = follow(study, self._dataset, marks)
+        path = follow(study, self._dataset, marks, tell, rival=rival)
         self._known.append((study, marks, path))
         return path
 
 
 def _along_paths(
-    study: Study, asked: HeldOutChoice, known: _Paths, tell: Callable[[str, float], None]
+    study: Study, asked: HeldOutChoice, paths: _Paths, tell: Callable[[str, float], None]
 ) -> tuple[Study, JsonTable]:
     """Train short federations for every candidate, without some clients and rows; each counts by its best round."""
+    usual, *_ = every_one = candidates(study, asked)
     rounds = min(asked.rounds or study.method.options.trial_rounds, study.plan.rounds)
-    marks = (*(mark for mark in MARKS if mark < rounds), rounds)
-    scores, paths, causes = {}, dict[object, Along](), list[str]()
-    for candidate in candidates(study, asked):
+    marks = (*(mark for mark in MARKS if mark < rounds), rounds) if ROUNDS in study.held_out else (rounds,)
+    whole = ROUNDS in study.held_out and asked.clear and asked.rounds is None
+    if whole:
+        marks = candidates(study, ROUNDS)
+    scores, known, causes = {}, dict[object, Along](), list[str]()
+    for candidate in every_one:
         trial = first(with_value(study, asked, candidate), but=(ROUNDS, TEMPERATURE))
-        path = paths[candidate] = known(trial, marks if ROUNDS in study.held_out else (rounds,))
+        path = known[candidate] = paths(trial, marks, rival=known.get(usual) if asked.clear else None)
         scores[candidate] = math.nan if path.best is None else path.scores[path.best]
         causes += [] if path.failure is None else [path.failure]
         tell(f"{asked.key}={candidate}", scores[candidate])
     if not causes and not any(map(math.isfinite, scores.values())):  # nobody has rows to choose by
-        return _unchosen(study, asked, candidates(study, asked)[0])
-    usual, margin = candidates(study, asked)[0], "; another than the first has to be better by a standard error"
-    rule = _words_of_path(rounds) + (margin if asked.clear else "")
-    chosen, note = _chosen(asked.key, scores, rule, causes)
-    if asked.clear and math.isfinite(scores[usual]) and not paths[chosen].clearly_above(paths[usual]):
+        return _unchosen(study, asked, usual)
+    margin = "; another than the first has to be better by two standard errors over clients" if asked.clear else ""
+    chosen, note = _chosen(asked.key, scores, _words_of_path(None if whole else rounds) + margin, causes)
+    if asked.clear and math.isfinite(scores[usual]) and not known[chosen].clearly_above(known[usual]):
         chosen = note["chosen"] = usual
     return with_value(study, asked, chosen), note
 
 
-def _rounds(study: Study, dataset: tables.Dataset, tell: Callable[[str, float], None]) -> tuple[Study, JsonTable]:
+def _rounds(study: Study, paths: _Paths, tell: Callable[[str, float], None]) -> tuple[Study, JsonTable]:
     """Choose the number of rounds along the path of one federation, with the first candidates of what is open later."""
     trial = first(study, but=(ROUNDS, TEMPERATURE))
-    path = follow(trial, dataset, candidates(study, ROUNDS), lambda mark, score: tell(f"{ROUNDS.key}={mark}", score))
+    path = paths(trial, candidates(study, ROUNDS), lambda mark, score: tell(f"{ROUNDS.key}={mark}", score))
     if path.best is None:
         if path.failure is not None:
             raise StudyError(f"no number of rounds could be chosen: {path.failure}")

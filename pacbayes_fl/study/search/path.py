@@ -31,7 +31,7 @@ BLOCKS: Final = 5  # into which clients and their rows are dealt
 MARKS: Final = (10, 25, 50, 100, 200)  # rounds after which a path is scored whose best round is not asked for
 PARTS: Final = 2  # federations, each without another fifth
 _WORSE: Final = 2  # marks in a row, after which a path ends
-_CLEAR: Final = 1.0  # standard errors, by the rule of Breiman et al. (1984, Classification and Regression Trees, 3.4.3)
+_CLEAR: Final = 2.0  # standard errors of a difference, paired by client
 _FALL: Final = 0.05  # nats per row that are worth a warning
 
 
@@ -60,7 +60,7 @@ class Path:
         return max(known, key=lambda mark: known[mark], default=None)
 
     def clearly_above(self, other: Path) -> bool:
-        """Whether clients' rows are likelier than along another path, both at their best, by a standard error.
+        """Whether rows are likelier than along another path, both at their best, by two standard errors over clients.
 
         Args:
             other: of federations of the same clients.
@@ -70,8 +70,7 @@ class Path:
         """
         if self.best is None or other.best is None:
             return False
-        gains = torch.tensor(self.clients[self.best]) - torch.tensor(other.clients[other.best])
-        return float(gains.mean()) > _CLEAR * float(gains.std()) / math.sqrt(len(gains))
+        return _clearly(self.clients[self.best], other.clients[other.best])
 
     def remark(self) -> str | None:
         """Say that rows become less likely while the clients' objective goes on getting better.
@@ -155,10 +154,11 @@ def follow(
     marks: Sequence[int],
     tell: Callable[[int, float], None] | None = None,
     parts: Sequence[int] = range(PARTS),
+    rival: Path | None = None,
 ) -> Path:
     """Train federations without some of the clients and rows, and score these after several numbers of rounds.
 
-    The path ends where two marks in a row are worse than the best, or a federation fails.
+    The path ends where two marks in a row are worse than the best, a rival is clearly ahead, or a federation fails.
 
     Args:
         study: in which all but the number of rounds is settled.
@@ -166,6 +166,7 @@ def follow(
         marks: numbers of rounds.
         tell: called with every mark and its score.
         parts: which fifths are held out, each of another federation.
+        rival: path of federations of the same clients; none where the whole path is wanted.
 
     Returns:
         The path; without any score where nobody has rows to hold out.
@@ -189,11 +190,18 @@ def follow(
                     tell(mark, scores[mark])
                 worse = 0 if scores[mark] > best else worse + 1
                 best = max(best, scores[mark]) if math.isfinite(scores[mark]) else best
-                if worse == _WORSE:
+                behind = rival is not None and mark in rival.clients and _clearly(rival.clients[mark], clients[mark])
+                if worse == _WORSE or behind:
                     break
         except (ClientError, NumericalError) as error:
             return Path(scores, objectives, name, str(error), clients)
     return Path(scores, objectives, name, None, clients)
+
+
+def _clearly(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether scores of clients are above others of the same clients by two standard errors."""
+    gains = torch.tensor(one) - torch.tensor(other)
+    return float(gains.mean()) > _CLEAR * float(gains.std()) / math.sqrt(len(gains))
 
 
 class _Trial:

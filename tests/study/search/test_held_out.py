@@ -421,7 +421,7 @@ def test_a_wide_hyper_prior_has_to_be_clearly_better(
 ) -> None:
     """Its mean is .5 above in the first two, with standard errors of .06 and .9."""
 
-    def along(study: Study, *_: object) -> Along:
+    def along(study: Study, *_: object, rival: Along | None) -> Along:
         std = study.method.options.hyper_prior_std  # type: ignore[attr-defined]
         clients = gains if std == 1.0 else (0.0, 0.0, 0.0)
         return Along({10: sum(clients) / 3}, clients={10: clients})
@@ -432,7 +432,29 @@ def test_a_wide_hyper_prior_has_to_be_clearly_better(
     assert notes["hyper_prior_std"]["chosen"] == chosen and settled == tiny(
         f"method.hyper_prior_std={chosen}", "federation.rounds=50"
     )
-    assert "by a standard error" in notes["hyper_prior_std"]["rule"]
+    assert "by two standard errors" in notes["hyper_prior_std"]["rule"]
+
+
+def test_a_wide_hyper_prior_is_judged_at_its_best_round_along_the_path_that_the_rounds_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The wide one is behind at first and clearly ahead at the end; its path is followed once."""
+    followed: list[tuple[float, tuple[int, ...], Along | None]] = []
+
+    def along(study: Study, _: object, marks: tuple[int, ...], *__: object, rival: Along | None) -> Along:
+        std = study.method.options.hyper_prior_std  # type: ignore[attr-defined]
+        followed.append((std, marks, rival))
+        ends = {marks[0]: -1.0, marks[-1]: -0.5 if std == 1.0 else -0.9}
+        return Along(ends, clients={mark: (at, at + 1e-3, at - 1e-3) for mark, at in ends.items()})
+
+    monkeypatch.setattr(held_out, "follow", along)
+    one = tiny("method.hyper_prior_std=held-out", "federation.rounds=held-out")
+    settled, _ = choose(one, load(one))
+    assert (settled.method.options.hyper_prior_std, settled.plan.rounds) == (1.0, 200)  # type: ignore[attr-defined]
+    assert [(std, marks == candidates(one, ROUNDS), rival is not None) for std, marks, rival in followed] == [
+        (0.3, True, False),
+        (1.0, True, True),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -529,11 +551,11 @@ def test_a_file_of_ones_own_from_training_to_certificates(few: None, tmp_path: P
 
 def test_a_fall_of_the_likelihood_is_said_and_kept(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
     falls = Along({2: -1.0, 4: -1.5}, {2: -20.0, 4: -15.0}, "log_evidence")
-    monkeypatch.setattr(held_out, "follow", lambda *_: falls)
+    monkeypatch.setattr(held_out, "follow", lambda *_, **__: falls)
     study = tiny("federation.rounds=held-out")
     with pytest.warns(UserWarning, match=r"overfits: from round 2 to round 4 .*-20 to -15 nats.*; 2 are taken"):
         _, notes = choose(study, load(study))
     assert notes["federation.rounds"]["remark"] == falls.remark()
-    monkeypatch.setattr(held_out, "follow", lambda *_: Along(failure="it diverged"))
+    monkeypatch.setattr(held_out, "follow", lambda *_, **__: Along(failure="it diverged"))
     with pytest.raises(StudyError, match="no number of rounds could be chosen: it diverged"):
         choose(study, load(study))

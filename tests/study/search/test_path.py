@@ -132,12 +132,21 @@ def test_a_path_ends_after_two_marks_that_are_worse(monkeypatch: pytest.MonkeyPa
     assert list(result.scores) == [1, 2, 3, 4] and result.best == 2 and result.failure is None
 
 
-def test_a_path_is_clearly_above_another_by_a_standard_error_over_clients() -> None:
+def test_a_path_ends_where_a_rival_is_clearly_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(path, "_Trial", Scripted)
+    alone = follow(tiny(), load(tiny()), (1, 2, 3, 4))
+    level = replace(alone, clients={mark: [one + 0.1 for one in of] for mark, of in alone.clients.items()})
+    assert follow(tiny(), load(tiny()), (1, 2, 3, 4), rival=alone).scores == alone.scores
+    ahead = replace(level, clients={2: level.clients[2]})
+    assert list(follow(tiny(), load(tiny()), (1, 2, 3, 4), rival=ahead).scores) == [1, 2]
+
+
+def test_a_path_is_clearly_above_another_by_two_standard_errors_over_clients() -> None:
     def along(*gains: float) -> Path:
         return Path({2: sum(gains) / len(gains), 4: -9.0}, clients={2: gains, 4: [-9.0] * len(gains)})
 
-    level = along(0.0, 0.0, 0.0, 0.0)  # means of .75 and .25, standard errors of .25 and .63
-    assert along(0.0, 1.0, 1.0, 1.0).clearly_above(level) and not along(-1.0, 0.0, 0.0, 2.0).clearly_above(level)
+    level = along(0.0, 0.0, 0.0, 0.0)  # means of .75 and .5, standard errors of .25 and .5
+    assert along(0.0, 1.0, 1.0, 1.0).clearly_above(level) and not along(0.0, 0.0, 0.0, 2.0).clearly_above(level)
     assert not level.clearly_above(level) and not Path().clearly_above(level) and not level.clearly_above(Path())
 
 
