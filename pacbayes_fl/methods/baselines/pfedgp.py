@@ -19,7 +19,7 @@ RECIPE = Recipe(
     MethodSummary("deep-kernel GP", "evidence.particle_scores", "Adam", "score [K, 1, D]", "nothing"),
     presets={"paper": {"model": {"linear": "none"}}},
     search={"method.init_std": STDS, "federation.rounds": STEPS, **GP_SEARCH},
-    held_out=(SCALE, NOISE, HeldOutChoice("init_std", (0.3, 0.1, 1.0), by_default=False, clients=True), RATE, *PRIOR),
+    held_out=(HeldOutChoice("init_std", (0.3, 0.1, 1.0), by_default=False, clients=True), SCALE, NOISE, RATE, *PRIOR),
     trials=TRIALS,
     own_rows={**OWN_ROWS, "method": {"init_std": HELD_OUT}},  # a single draw is a function of its own
     variant={"hyper_prior": CentredFlatHyperPrior(), "particles": 1, "minibatch_scale": "none"},  # tau is but a scale
