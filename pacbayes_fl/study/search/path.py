@@ -30,7 +30,7 @@ from pacbayes_fl.study.search.told import told
 BLOCKS: Final = 5  # into which clients and their rows are dealt
 MARKS: Final = (10, 25, 50, 100, 200)  # rounds after which a path is scored whose best round is not asked for
 PARTS: Final = 2  # federations, each without another fifth
-_WORSE: Final = 2  # marks in a row, after which a path ends
+_WORSE: Final = 3  # marks in a row, after which a path ends
 _CLEAR: Final = 2.0  # standard errors of a difference, paired by client
 _FALL: Final = 0.05  # nats per row that are worth a warning
 
@@ -158,7 +158,7 @@ def follow(
 ) -> Path:
     """Train federations without some of the clients and rows, and score these after several numbers of rounds.
 
-    The path ends where two marks in a row are worse than the best, a rival is clearly ahead, or a federation fails.
+    The path ends where three marks in a row are worse than the best, a rival is clearly ahead, or a federation fails.
 
     Args:
         study: in which all but the number of rounds is settled.

@@ -112,7 +112,7 @@ def test_test_rows_and_new_clients_are_not_looked_at() -> None:
 class Scripted:
     """A federation whose scores are known."""
 
-    values = (-1.0, -0.5, -0.7, -0.6, -0.1)
+    values = (-1.0, -0.5, -0.7, -0.6, -0.8, -0.1)
 
     def __init__(self, *_: Any) -> None:
         self.method = tiny_method()
@@ -126,10 +126,10 @@ def tiny_method() -> Any:
     return prepare(tiny(), load(tiny()))[0]
 
 
-def test_a_path_ends_after_two_marks_that_are_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_ends_after_three_marks_that_are_worse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(path, "_Trial", Scripted)
-    result = follow(tiny(), load(tiny()), (1, 2, 3, 4, 5))
-    assert list(result.scores) == [1, 2, 3, 4] and result.best == 2 and result.failure is None
+    result = follow(tiny(), load(tiny()), (1, 2, 3, 4, 5, 6))
+    assert list(result.scores) == [1, 2, 3, 4, 5] and result.best == 2 and result.failure is None
 
 
 def test_a_path_ends_where_a_rival_is_clearly_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
