@@ -147,6 +147,7 @@ def test_a_path_is_clearly_above_another_by_two_standard_errors_over_clients() -
 
     level = along(0.0, 0.0, 0.0, 0.0)  # means of .75 and .5, standard errors of .25 and .5
     assert along(0.0, 1.0, 1.0, 1.0).clearly_above(level) and not along(0.0, 0.0, 0.0, 2.0).clearly_above(level)
+    assert not along(1.0).clearly_above(along(0.0)) and not along(math.nan, 1.0).clearly_above(along(0.0, 0.0))
     assert not level.clearly_above(level) and not Path().clearly_above(level) and not level.clearly_above(Path())
 
 
