@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from statistics import mean, stdev
 from typing import Any, Final
 
 import torch
@@ -201,8 +200,9 @@ def follow(
 
 def _clearly(one: Sequence[float], other: Sequence[float]) -> bool:
     """Whether scores of clients are above others of the same clients by two standard errors; of one nobody knows."""
-    gains = [ours - theirs for ours, theirs in zip(one, other, strict=True)]
-    return len(gains) > 1 and mean(gains) > _CLEAR * stdev(gains) / math.sqrt(len(gains))
+    ours, theirs = (torch.tensor(scores, dtype=torch.float64) for scores in (one, other))
+    gains = ours - theirs
+    return len(gains) > 1 and float(gains.mean()) > _CLEAR * float(gains.std()) / math.sqrt(len(gains))
 
 
 class _Trial:
