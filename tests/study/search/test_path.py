@@ -135,7 +135,7 @@ def test_a_path_ends_after_three_marks_that_are_worse(monkeypatch: pytest.Monkey
 def test_a_path_ends_where_a_rival_is_clearly_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(path, "_Trial", Scripted)
     alone = follow(tiny(), load(tiny()), (1, 2, 3, 4))
-    lost = replace(alone, clients={mark: [math.nan, -math.inf] for mark in alone.clients})
+    lost = replace(alone, clients={mark: [math.nan, -math.inf, 0.0, 0.0] for mark in alone.clients})
     assert follow(tiny(), load(tiny()), (1, 2, 3, 4), rival=lost).scores == alone.scores
     level = replace(alone, clients={mark: [one + 0.1 for one in of] for mark, of in alone.clients.items()})
     assert follow(tiny(), load(tiny()), (1, 2, 3, 4), rival=alone).scores == alone.scores
