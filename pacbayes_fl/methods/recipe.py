@@ -55,8 +55,9 @@ class HeldOutChoice(NamedTuple):
             summaries can be left open.
         clients: whether some clients are held out as well as rows, so that new clients count.
         rounds: of a trial, where it need not have the study's `trial_rounds`.
-        clear: whether another candidate than the first has to be better by two standard errors over clients, each at
-            its best number of rounds where that is open and `rounds` is None; of options that clients choose.
+        better: what another candidate than the first has to be, of options that clients choose: better in the "mean",
+            for "most" clients as well, or "clearly", by two standard errors over clients, each at its best number of
+            rounds where that is open and `rounds` is None.
     """
 
     option: str
@@ -66,7 +67,7 @@ class HeldOutChoice(NamedTuple):
     table: Literal["method", "model", "data", "federation"] = "method"
     clients: bool = False
     rounds: int | None = None
-    clear: bool = False
+    better: Literal["mean", "most", "clearly"] = "mean"
 
     @property
     def key(self) -> str:

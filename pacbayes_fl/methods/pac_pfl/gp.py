@@ -383,11 +383,13 @@ units, and whether the noise depends on the inputs; residuals say what shape err
 RATE = HeldOutChoice("rate", (1e-2, 3e-3), by_default=False, clients=True)
 """Of Adam."""
 
-SCALE = HeldOutChoice("scale", ("shrunk", "pooled", "client"), by_default=False, table="data", clients=True, rounds=10)
+SCALE = HeldOutChoice(
+    "scale", ("shrunk", "pooled", "client"), by_default=False, table="data", clients=True, rounds=10, better="most"
+)
 """Of the columns: the first rounds say as much of it as the last ones, and whether a client stands out with it."""
 
 NOISE = HeldOutChoice(
-    "noise_widths", ("constant", (16,)), by_default=False, table="model", clients=True, rounds=10, clear=True
+    "noise_widths", ("constant", (16,)), by_default=False, table="model", clients=True, rounds=10, better="clearly"
 )
 """Whether it depends on the inputs: few rows show it in the first rounds, or not at all."""
 
@@ -419,7 +421,7 @@ RECIPE = Recipe(
     held_out=(
         SCALE,
         NOISE,
-        HeldOutChoice("hyper_prior_std", (0.3, 1.0), by_default=False, clients=True, clear=True),
+        HeldOutChoice("hyper_prior_std", (0.3, 1.0), by_default=False, clients=True, better="clearly"),
         HeldOutChoice("tau", (1.0, 0.3, 0.1), by_default=False, clients=True),
         RATE._replace(values=_rates),
         HeldOutChoice("bandwidth", ("off-diagonal", "independent"), by_default=False, clients=True),

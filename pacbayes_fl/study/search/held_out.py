@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -36,6 +37,14 @@ FILE = "choice.json"
 """What a run folder calls its choice."""
 
 _FOLDS = 5
+
+_MARGINS = MappingProxyType(
+    {
+        "mean": "",
+        "most": "; another than the first has to be better for more than half of the clients too",
+        "clearly": "; another than the first has to be better by two standard errors over clients",
+    }
+)
 
 _FEW = 0.25  # of the clients: where more are below chance, it is the models that are wrong
 
@@ -179,21 +188,22 @@ def _along_paths(
     usual, *_ = every_one = candidates(study, asked)
     rounds = min(asked.rounds or study.method.options.trial_rounds, study.plan.rounds)
     marks = (*(mark for mark in MARKS if mark < rounds), rounds) if ROUNDS in study.held_out else (rounds,)
-    whole = ROUNDS in study.held_out and asked.clear and asked.rounds is None
+    whole = ROUNDS in study.held_out and asked.better == "clearly" and asked.rounds is None
     if whole:
         marks = candidates(study, ROUNDS)
     scores, known, causes = {}, dict[object, Along](), list[str]()
     for candidate in every_one:
         trial = first(with_value(study, asked, candidate), but=(ROUNDS, TEMPERATURE))
-        path = known[candidate] = paths(trial, marks, rival=known.get(usual) if asked.clear else None)
+        path = known[candidate] = paths(trial, marks, rival=known.get(usual) if asked.better == "clearly" else None)
         scores[candidate] = math.nan if path.best is None else path.scores[path.best]
         causes += [] if path.failure is None else [path.failure]
         tell(f"{asked.key}={candidate}", scores[candidate])
     if not causes and not any(map(math.isfinite, scores.values())):  # nobody has rows to choose by
         return _unchosen(study, asked, usual)
-    margin = "; another than the first has to be better by two standard errors over clients" if asked.clear else ""
-    chosen, note = _chosen(asked.key, scores, _words_of_path(None if whole else rounds) + margin, causes)
-    if asked.clear and math.isfinite(scores[usual]) and not known[chosen].clearly_above(known[usual]):
+    rule = _words_of_path(None if whole else rounds) + _MARGINS[asked.better]
+    chosen, note = _chosen(asked.key, scores, rule, causes)
+    above = {"mean": lambda *_: True, "most": Along.above_for_most, "clearly": Along.clearly_above}[asked.better]
+    if math.isfinite(scores[usual]) and not above(known[chosen], known[usual]):
         chosen = note["chosen"] = usual
     return with_value(study, asked, chosen), note
 

@@ -59,6 +59,20 @@ class Path:
         known = {mark: score for mark, score in self.scores.items() if math.isfinite(score)}
         return max(known, key=lambda mark: known[mark], default=None)
 
+    def above_for_most(self, other: Path) -> bool:
+        """Whether rows of more than half of the clients are likelier than along another path, both at their best.
+
+        Args:
+            other: of federations of the same clients.
+
+        Returns:
+            False where one of them has no score.
+        """
+        if self.best is None or other.best is None:
+            return False
+        ours, theirs = self.clients[self.best], other.clients[other.best]
+        return 2 * sum(one > another for one, another in zip(ours, theirs, strict=True)) > len(ours)
+
     def clearly_above(self, other: Path) -> bool:
         """Whether rows are likelier than along another path, both at their best, by two standard errors over clients.
 

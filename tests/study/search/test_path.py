@@ -153,6 +153,15 @@ def test_a_path_is_clearly_above_another_by_two_standard_errors_over_clients() -
     assert not level.clearly_above(level) and not Path().clearly_above(level) and not level.clearly_above(Path())
 
 
+def test_a_path_is_above_another_for_most_clients() -> None:
+    def along(*scores: float) -> Path:
+        return Path({2: sum(scores) / len(scores)}, clients={2: scores})
+
+    level = along(0.0, 0.0, 0.0, 0.0)
+    assert along(1.0, 1.0, 1.0, -9.0).above_for_most(level) and not along(-1.0, -1.0, 1.0, 9.0).above_for_most(level)
+    assert not level.above_for_most(level) and not Path().above_for_most(level) and not level.above_for_most(Path())
+
+
 def test_a_fall_is_told_only_while_the_fit_gets_better() -> None:
     falls = Path({1: -1.0, 2: -1.5}, {1: -20.0, 2: -15.0}, "log_evidence")
     said = falls.remark()
