@@ -37,6 +37,10 @@ class OneOf(NamedTuple):
 Search = Mapping[str, LogUniform | OneOf]
 
 
+Margin = Literal["mean", "most", "clearly"]
+"""By which one candidate has to be better than another: in the mean, for most clients, or by two standard errors."""
+
+
 class HeldOutChoice(NamedTuple):
     """An option that a study may leave open by the value "held-out".
 
@@ -67,7 +71,7 @@ class HeldOutChoice(NamedTuple):
     table: Literal["method", "model", "data", "federation"] = "method"
     clients: bool = False
     rounds: int | None = None
-    better: Literal["mean", "most", "clearly"] = "mean"
+    better: Margin = "mean"
 
     @property
     def key(self) -> str:

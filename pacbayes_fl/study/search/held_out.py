@@ -202,8 +202,7 @@ def _along_paths(
         return _unchosen(study, asked, usual)
     rule = _words_of_path(None if whole else rounds) + _MARGINS[asked.better]
     chosen, note = _chosen(asked.key, scores, rule, causes)
-    above = {"mean": lambda *_: True, "most": Along.above_for_most, "clearly": Along.clearly_above}[asked.better]
-    if math.isfinite(scores[usual]) and not above(known[chosen], known[usual]):
+    if math.isfinite(scores[usual]) and not known[chosen].ahead_of(known[usual], asked.better):
         chosen = note["chosen"] = usual
     return with_value(study, asked, chosen), note
 

@@ -18,6 +18,7 @@ from pacbayes_fl.data.layout import Layout
 from pacbayes_fl.errors import ClientError, NumericalError
 from pacbayes_fl.federation import engine, federation_state, personalisation
 from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.methods.recipe import Margin
 from pacbayes_fl.results.recorded import RECORDED
 from pacbayes_fl.study import residuals
 from pacbayes_fl.study.data import ScaledGroup
@@ -59,11 +60,12 @@ class Path:
         known = {mark: score for mark, score in self.scores.items() if math.isfinite(score)}
         return max(known, key=lambda mark: known[mark], default=None)
 
-    def above_for_most(self, other: Path) -> bool:
-        """Whether rows of more than half of the clients are likelier than along another path, both at their best.
+    def ahead_of(self, other: Path, how: Margin) -> bool:
+        """Whether held-out rows are likelier than along another path, both at their best.
 
         Args:
             other: of federations of the same clients.
+            how: in the mean over clients, for more than half of them, or by two standard errors over them.
 
         Returns:
             False where one of them has no score.
@@ -71,20 +73,13 @@ class Path:
         if self.best is None or other.best is None:
             return False
         ours, theirs = self.clients[self.best], other.clients[other.best]
-        return 2 * sum(one > another for one, another in zip(ours, theirs, strict=True)) > len(ours)
-
-    def clearly_above(self, other: Path) -> bool:
-        """Whether rows are likelier than along another path, both at their best, by two standard errors over clients.
-
-        Args:
-            other: of federations of the same clients.
-
-        Returns:
-            False where one of them has no score.
-        """
-        if self.best is None or other.best is None:
-            return False
-        return _clearly(self.clients[self.best], other.clients[other.best])
+        match how:
+            case "mean":
+                return self.scores[self.best] > other.scores[other.best]
+            case "most":
+                return 2 * sum(one > another for one, another in zip(ours, theirs, strict=True)) > len(ours)
+            case "clearly":
+                return _clearly(ours, theirs)
 
     def remark(self) -> str | None:
         """Say that rows become less likely while the clients' objective goes on getting better.

@@ -12,6 +12,7 @@ import torch
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import engine, personalisation
+from pacbayes_fl.methods.recipe import Margin
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.search import path
@@ -143,23 +144,26 @@ def test_a_path_ends_where_a_rival_is_clearly_ahead(monkeypatch: pytest.MonkeyPa
     assert list(follow(tiny(), load(tiny()), (1, 2, 3, 4), rival=ahead).scores) == [1, 2]
 
 
-def test_a_path_is_clearly_above_another_by_two_standard_errors_over_clients() -> None:
-    def along(*gains: float) -> Path:
-        return Path({2: sum(gains) / len(gains), 4: -9.0}, clients={2: gains, 4: [-9.0] * len(gains)})
+@pytest.mark.parametrize(
+    ("how", "ours", "ahead"),
+    [
+        ("mean", (-1.0, -1.0, 1.0, 9.0), True),
+        ("mean", (0.0, 0.0, 0.0, 0.0), False),
+        ("most", (1.0, 1.0, 1.0, -9.0), True),
+        ("most", (-1.0, -1.0, 1.0, 9.0), False),  # two of four
+        ("clearly", (0.0, 1.0, 1.0, 1.0), True),  # .75 with a standard error of .25
+        ("clearly", (0.0, 0.0, 0.0, 2.0), False),  # .5 with one of .5
+        ("clearly", (1.0,), False),  # of one client nobody knows
+        ("clearly", (math.nan, 1.0), False),
+    ],
+)
+def test_when_a_path_is_ahead_of_another(how: Margin, ours: tuple[float, ...], ahead: bool) -> None:
+    def along(scores: tuple[float, ...]) -> Path:
+        return Path({2: sum(scores) / len(scores), 4: -9.0}, clients={2: scores, 4: [-9.0] * len(scores)})
 
-    level = along(0.0, 0.0, 0.0, 0.0)  # means of .75 and .5, standard errors of .25 and .5
-    assert along(0.0, 1.0, 1.0, 1.0).clearly_above(level) and not along(0.0, 0.0, 0.0, 2.0).clearly_above(level)
-    assert not along(1.0).clearly_above(along(0.0)) and not along(math.nan, 1.0).clearly_above(along(0.0, 0.0))
-    assert not level.clearly_above(level) and not Path().clearly_above(level) and not level.clearly_above(Path())
-
-
-def test_a_path_is_above_another_for_most_clients() -> None:
-    def along(*scores: float) -> Path:
-        return Path({2: sum(scores) / len(scores)}, clients={2: scores})
-
-    level = along(0.0, 0.0, 0.0, 0.0)
-    assert along(1.0, 1.0, 1.0, -9.0).above_for_most(level) and not along(-1.0, -1.0, 1.0, 9.0).above_for_most(level)
-    assert not level.above_for_most(level) and not Path().above_for_most(level) and not level.above_for_most(Path())
+    level = along((0.0,) * len(ours))
+    assert along(ours).ahead_of(level, how) == ahead
+    assert not level.ahead_of(level, how) and not Path().ahead_of(level, how) and not level.ahead_of(Path(), how)
 
 
 def test_a_fall_is_told_only_while_the_fit_gets_better() -> None:
