@@ -422,8 +422,8 @@ def test_a_wide_hyper_prior_has_to_be_clearly_better(
     """Its mean is .5 above in the first two, with standard errors of .06 and .9."""
 
     def along(study: Study, *_: object, rival: Along | None) -> Along:
-        std = study.method.options.hyper_prior_std  # type: ignore[attr-defined]
-        clients = gains if std == 1.0 else (0.0, 0.0, 0.0)
+        options: Any = study.method.options
+        clients = gains if options.hyper_prior_std == 1.0 else (0.0, 0.0, 0.0)
         return Along({10: sum(clients) / 3}, clients={10: clients})
 
     monkeypatch.setattr(held_out, "follow", along)
@@ -442,15 +442,15 @@ def test_a_wide_hyper_prior_is_judged_at_its_best_round_along_the_path_that_the_
     followed: list[tuple[float, tuple[int, ...], Along | None]] = []
 
     def along(study: Study, _: object, marks: tuple[int, ...], *__: object, rival: Along | None) -> Along:
-        std = study.method.options.hyper_prior_std  # type: ignore[attr-defined]
-        followed.append((std, marks, rival))
-        ends = {marks[0]: -1.0, marks[-1]: -0.5 if std == 1.0 else -0.9}
+        options: Any = study.method.options
+        followed.append((options.hyper_prior_std, marks, rival))
+        ends = {marks[0]: -1.0, marks[-1]: -0.5 if options.hyper_prior_std == 1.0 else -0.9}
         return Along(ends, clients={mark: (at, at + 1e-3, at - 1e-3) for mark, at in ends.items()})
 
     monkeypatch.setattr(held_out, "follow", along)
     one = tiny("method.hyper_prior_std=held-out", "federation.rounds=held-out")
     settled, _ = choose(one, load(one))
-    assert (settled.method.options.hyper_prior_std, settled.plan.rounds) == (1.0, 200)  # type: ignore[attr-defined]
+    assert settled == tiny("method.hyper_prior_std=1.0", "federation.rounds=200")
     assert [(std, marks == candidates(one, ROUNDS), rival is not None) for std, marks, rival in followed] == [
         (0.3, True, False),
         (1.0, True, True),
