@@ -287,7 +287,7 @@ class DeepKernelGP(FunctionModel):
         """Observation noise variance [K, P, N] under theta [K, P, D] at x [K, N, d]; see the base class."""
         if self._noise_network is None:
             return self._definition.noise(theta, x)
-        raw = self.unflatten(theta)[self._raw_noise].unsqueeze(-1)
+        raw = self._definition.part(theta, self._raw_noise).unsqueeze(-1)
         return gaussian_noise(raw + self._outputs(_NOISE, self._noise_network, theta, x).squeeze(-1))
 
     def mean(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -317,19 +317,19 @@ class DeepKernelGP(FunctionModel):
 
     def outputscale(self, theta: Tensor) -> Tensor | None:
         """Factor [K, P] of the embedding's covariance under theta [K, P, D]; None where it is fixed at 1."""
-        return softplus(self.unflatten(theta)[OUTPUTSCALE]) if OUTPUTSCALE in self.shapes else None
+        return softplus(self._definition.part(theta, OUTPUTSCALE)) if OUTPUTSCALE in self.shapes else None
 
     def degrees_of_freedom(self, theta: Tensor) -> Tensor | None:
         """Degrees of freedom [K, P] of Student-t noise under theta [K, P, D]; None of Gaussian noise."""
         if RAW_DOF in self.shapes:
-            return 2.0 + self.unflatten(theta)[RAW_DOF].exp()
+            return 2.0 + self._definition.part(theta, RAW_DOF).exp()
         return None if self._dof is None else theta.new_full(theta.shape[:-1], self._dof)
 
     def linear_features(self, theta: Tensor, x: Tensor) -> Tensor | None:
         """Features s (x, 1) [K, P, N, d + 1] under theta [K, P, D] at x [K, N, d]; None without linear kernel."""
         if SLOPES not in self.shapes:
             return None
-        return self.unflatten(theta)[SLOPES][..., None, None] * _with_one(x).unsqueeze(1)
+        return self._definition.part(theta, SLOPES)[..., None, None] * _with_one(x).unsqueeze(1)
 
     def bind(self, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
         """Mean and embedding as a function of x [K, N, d] for fixed theta [K, P, D]; see the base class."""
@@ -367,19 +367,19 @@ class DeepKernelGP(FunctionModel):
         """
         if not self._closed_form:
             return self.with_vjp_by_autograd(theta, x)
-        particles, groups = theta.shape[-2], len(x) if theta.dim() == 2 else 1
-        flat = theta.detach().flatten(0, -2)
+        theta, particles, groups = theta.detach(), theta.shape[-2], len(x) if theta.dim() == 2 else 1
+        flat = theta.flatten(0, -2)
         rows = _by_network(x.unsqueeze(1).expand(-1, particles, -1, -1), groups)
         networks = self._networks(flat)
         values = {name: activations(layers, rows) for name, layers in networks.items()}
         outputs = {name: _by_client(value[-1], particles, groups) for name, value in values.items()}
         mean = outputs["mean"].squeeze(-1) if "mean" in outputs else x.new_zeros(outputs["kernel"].shape[:-1])
-        mean = self._with_linear_term(mean, theta.detach(), x)
-        raw_noise = self.unflatten(theta.detach())[self._raw_noise].unsqueeze(-1)
+        mean = self._with_linear_term(mean, theta, x)
+        raw_noise = self._definition.part(theta, self._raw_noise).unsqueeze(-1)
         if _NOISE in outputs:
             raw_noise = raw_noise + outputs[_NOISE].squeeze(-1)
         noise = gaussian_noise(raw_noise).expand_as(mean)
-        scale, linear = self.outputscale(theta.detach()), self.linear_features(theta.detach(), x)
+        scale, linear = self.outputscale(theta), self.linear_features(theta, x)
 
         def vjp(gradients: PriorGradients) -> Tensor:
             grad_mean, grad_noise, grad_embedding, grad_scale, grad_linear, grad_dof = gradients
@@ -400,20 +400,20 @@ class DeepKernelGP(FunctionModel):
             if LINEAR in beside:
                 beside[LINEAR].copy_(torch.cat((grad_mean @ x, grad_mean.sum(-1, keepdim=True)), -1))
             if grad_scale is not None:
-                beside[OUTPUTSCALE].copy_(grad_scale * self.unflatten(theta.detach())[OUTPUTSCALE].sigmoid())
+                beside[OUTPUTSCALE].copy_(grad_scale * self._definition.part(theta, OUTPUTSCALE).sigmoid())
             if grad_dof is not None and RAW_DOF in beside:
-                beside[RAW_DOF].copy_(grad_dof * self.unflatten(theta.detach())[RAW_DOF].exp())
+                beside[RAW_DOF].copy_(grad_dof * self._definition.part(theta, RAW_DOF).exp())
             if grad_linear is not None:
                 beside[SLOPES].copy_((grad_linear * _with_one(x).unsqueeze(1)).sum((-2, -1)))
             return by_client
 
-        dof = self.degrees_of_freedom(theta.detach())
+        dof = self.degrees_of_freedom(theta)
         scale, dof = (None if one is None else one.expand(mean.shape[:2]) for one in (scale, dof))
         return PriorValues(mean, noise, outputs["kernel"], True, scale, linear, dof), vjp
 
     def _with_linear_term(self, mean: Tensor, theta: Tensor, x: Tensor) -> Tensor:
         """Add w' x to a mean [K, P, N] under theta [P, D] or [K, P, D] at x [K, N, d], if there is such a term."""
-        return mean + _linear(self.unflatten(theta)[LINEAR], x) if LINEAR in self.shapes else mean
+        return mean + _linear(self._definition.part(theta, LINEAR), x) if LINEAR in self.shapes else mean
 
     def _networks(self, flat: Tensor) -> dict[str, Layers]:
         """Cut hyper-parameters [B, D] into the layers of every network that there is: of mean, kernel and noise."""

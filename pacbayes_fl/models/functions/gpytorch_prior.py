@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -119,6 +120,8 @@ class GPyTorchPrior(FunctionModel):
         self._fixed = {name: t.detach() for name, t in held if name not in free}
         self._fixed_at: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
         self.shapes: Mapping[str, torch.Size] = MappingProxyType(free)
+        self._sizes = [math.prod(shape) for shape in free.values()]
+        self._starts = dict(zip(free, accumulate(self._sizes, initial=0), strict=False))
         self._input_dim, self._noise_std = input_dim, noise_std
         given = ((name, p) for name, p in self._parts.named_parameters() if name in free)
         self._likelihood_held = {name: p.detach().clone() for name, p in given if name.startswith("likelihood.")}
@@ -130,7 +133,7 @@ class GPyTorchPrior(FunctionModel):
     @property
     def dim(self) -> int:
         """Number of hyper-parameters, D."""
-        return sum(math.prod(shape) for shape in self.shapes.values())
+        return sum(self._sizes)
 
     @property
     def input_dim(self) -> int:
@@ -162,11 +165,21 @@ class GPyTorchPrior(FunctionModel):
         """
         if theta.shape[-1] != self.dim:
             raise ShapeError(f"theta must be [K, P, D] with D={self.dim}, got {list(theta.shape)}")
-        parts = theta.split([math.prod(shape) for shape in self.shapes.values()], -1)
-        return {
-            name: p.unflatten(-1, shape) if shape else p.squeeze(-1)
-            for p, (name, shape) in zip(parts, self.shapes.items(), strict=True)
-        }
+        parts = theta.split_with_sizes(self._sizes, -1)
+        return {name: _shaped(p, shape) for p, (name, shape) in zip(parts, self.shapes.items(), strict=True)}
+
+    def part(self, theta: Tensor, name: str) -> Tensor:
+        """Take one named parameter of theta, as `unflatten` has it.
+
+        Args:
+            theta: hyper-parameters [*, D].
+            name: a key of `shapes`.
+
+        Returns:
+            View [*, *shape].
+        """
+        shape = self.shapes[name]
+        return _shaped(theta.narrow(-1, self._starts[name], math.prod(shape)), shape)
 
     def noise(self, theta: Tensor, x: Tensor) -> Tensor:
         """Observation noise variance [K, P, N] under theta [K, P, D] at x [K, N, d]; see the base class."""
@@ -274,6 +287,13 @@ class GPyTorchPrior(FunctionModel):
             f"mean or kernel cannot take inputs [N, {self.input_dim}]: {', '.join(wrong) or reason}",
             hint=f"input_dim={self.input_dim} must be what ard_num_dims, active_dims and input_size say",
         )
+
+
+def _shaped(values: Tensor, shape: torch.Size) -> Tensor:
+    """View numbers of one parameter [*, size] as [*, *shape]."""
+    if len(shape) == 1:
+        return values
+    return values.unflatten(-1, shape) if shape else values.squeeze(-1)
 
 
 def _likelihood_misfit(likelihood: object, got: str) -> StudyError:

@@ -102,6 +102,18 @@ def test_batched_equals_one_by_one(name: str) -> None:
             torch.testing.assert_close(part, other, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("name", priors())
+def test_a_part_of_theta_is_what_unflatten_calls_so(name: str) -> None:
+    model = priors()[name]
+    theta = draw(3, 2, model.dim)
+    parts = model.unflatten(theta)
+    assert torch.equal(torch.cat([part.reshape(3, 2, -1) for part in parts.values()], -1), theta)
+    for key, part in parts.items():
+        assert part.shape == (3, 2, *model.shapes[key]) and torch.equal(model.part(theta, key), part)
+    model.part(theta, next(iter(parts))).zero_()
+    assert not theta[..., 0].any()  # a view
+
+
 def test_a_module_that_does_not_broadcast_is_called_one_by_one() -> None:
     model = GPyTorchPrior(NetworkMean(), RBFKernel(), 2)
     assert not model.batched
