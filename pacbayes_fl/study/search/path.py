@@ -81,6 +81,24 @@ class Path:
             case "clearly":
                 return _clearly(ours, theirs)
 
+    def leaves_behind(self, mark: int, best: float, clients: Sequence[float]) -> bool:
+        """Whether another path, which has come to a mark, need not be followed to overtake this one.
+
+        Args:
+            mark: its number of rounds.
+            best: its highest score so far.
+            clients: scores of every client at the mark, of federations of the same clients.
+
+        Returns:
+            True where this path was better by two standard errors after as many rounds; and where it had ended by then
+            without a failure, and its best round is not worse.
+        """
+        if mark in self.clients and _clearly(self.clients[mark], clients):
+            return True
+        if self.best is None or self.failure is not None or mark < max(self.scores):
+            return False
+        return best <= self.scores[self.best]
+
     def remark(self) -> str | None:
         """Say that rows become less likely while the clients' objective goes on getting better.
 
@@ -167,7 +185,7 @@ def follow(
 ) -> Path:
     """Train federations without some of the clients and rows, and score these after several numbers of rounds.
 
-    The path ends where three marks in a row are worse than the best, a rival is clearly ahead, or a federation fails.
+    The path ends where three marks in a row are worse than the best, a rival leaves it behind, or a federation fails.
 
     Args:
         study: in which all but the number of rounds is settled.
@@ -199,7 +217,7 @@ def follow(
                     tell(mark, scores[mark])
                 worse = 0 if scores[mark] > best else worse + 1
                 best = max(best, scores[mark]) if math.isfinite(scores[mark]) else best
-                behind = rival is not None and mark in rival.clients and _clearly(rival.clients[mark], clients[mark])
+                behind = rival is not None and rival.leaves_behind(mark, best, clients[mark])
                 if worse == _WORSE or behind:
                     break
         except (ClientError, NumericalError) as error:

@@ -145,6 +145,24 @@ def test_a_path_ends_where_a_rival_is_clearly_ahead(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
+    ("ended", "best", "failure", "last"),
+    [
+        (2, -0.45, None, 2),
+        (3, -0.45, None, 3),
+        (2, -0.55, None, 5),  # ahead of it after 2 rounds, and no worse for later ones
+        (2, -0.45, "client 'b' failed", 5),  # of what it would have come to nobody knows
+        (4, math.nan, None, 5),
+    ],
+)
+def test_a_path_ends_where_a_rival_has_ended_and_was_not_worse(
+    monkeypatch: pytest.MonkeyPatch, ended: int, best: float, failure: str | None, last: int
+) -> None:
+    monkeypatch.setattr(path, "_Trial", Scripted)
+    rival = path.Path({1: best, ended: best - 1.0}, failure=failure)
+    assert max(follow(tiny(), load(tiny()), (1, 2, 3, 4, 5, 6), rival=rival).scores) == last
+
+
+@pytest.mark.parametrize(
     ("how", "ours", "ahead"),
     [
         ("mean", (-1.0, -1.0, 1.0, 9.0), True),
