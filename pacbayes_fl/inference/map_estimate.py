@@ -149,6 +149,7 @@ def fit(
         The weights, the moments and the loss, which leaves out the prior.
     """
     pull = _pull(prior, batch).to(theta.dtype) if prior is not None else None
+    free = None if free is None else free.to(theta)
 
     def slope(at: Tensor, rows: ClientBatch) -> tuple[Tensor, Tensor]:
         loss, result = gradient(model, at, rows)

@@ -69,6 +69,11 @@ def relaxed_slope(eta: Tensor, temperature: float) -> Tensor:
     return relaxed * (1.0 - relaxed) / temperature
 
 
+def _open(eta: Tensor) -> Tensor:
+    """Overwrite eta with its gates, 1 where it is positive: numbers multiply several times as fast as bools."""
+    return eta.gt_(0.0)
+
+
 class BernoulliGaussian(TorchDistribution):
     """theta = gamma (loc + scale eps), gamma ~ Bern(sigmoid(logit)) (eqs. 32, 40); with a draw, one that gives it.
 
@@ -173,7 +178,7 @@ class SpikeSlab(NamedTuple):
 
     def precompute(self) -> SpikeSlabTerms:
         """Precompute the common terms of the gradients."""
-        return SpikeSlabTerms(self.slab.precompute(), self.logit, self.inclusion, -self.logit)
+        return SpikeSlabTerms(self.slab.precompute(), self.logit, self.inclusion)
 
     def weights(self, draw: SpikeSlabDraw) -> Tensor:
         """Weights theta [K, D] of a draw."""
@@ -230,13 +235,11 @@ class SpikeSlabTerms(NamedTuple):
         slab: leaves [*, D].
         logit: of the inclusion probability [*, D].
         inclusion: lambda [*, D].
-        shut: logistic noise up to which a gate is shut [*, D].
     """
 
     slab: MeanFieldTerms
     logit: Tensor
     inclusion: Tensor
-    shut: Tensor
 
     def weights(self, draw: SpikeSlabDraw) -> Tensor:
         """Draw with hard gates, theta = 1{eta > 0} (mu + sigma eps), eta = logit + ln u - ln(1 - u) (eq. 40).
@@ -247,7 +250,7 @@ class SpikeSlabTerms(NamedTuple):
         Returns:
             theta [K, D], exactly zero where the gate is shut.
         """
-        return self.slab.weights(draw.eps).mul_(draw.logistic > self.shut)  # a third of the time of torch.where
+        return self.slab.weights(draw.eps).mul_(_open(self.logit + draw.logistic))
 
     def vjp(self, draw: SpikeSlabDraw, grad_weights: Tensor) -> SpikeSlab:
         """Chain rule with the relaxed gate's slope in place of the hard gate's (eq. 41).
@@ -260,9 +263,8 @@ class SpikeSlabTerms(NamedTuple):
             Gradient by mu, rho and logit.
         """
         eta = self.logit + draw.logistic
-        grad_gate = self.slab.weights(draw.eps).mul_(grad_weights)
-        grad_slab = self.slab.vjp(draw.eps, grad_weights * (eta > 0))
-        return SpikeSlab(*grad_slab, grad_gate.mul_(relaxed_slope(eta, draw.temperature)))
+        by_gate = self.slab.weights(draw.eps).mul_(grad_weights).mul_(relaxed_slope(eta, draw.temperature))
+        return SpikeSlab(*self.slab.vjp(draw.eps, _open(eta).mul_(grad_weights)), by_gate)
 
     def kl(self, prior: SpikeSlabTerms) -> Tensor:
         """Sum the terms of eq. 34, see `SpikeSlab.kl`, to a prior with leaves [D] or [K, D]: [K], in nats."""
