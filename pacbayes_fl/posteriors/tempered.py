@@ -119,7 +119,7 @@ class TemperedPosterior:
         return ClassMixture(temper(predictive.log_probs, self.temperature))
 
     def _categorical(self, one: TorchDistribution) -> Categorical:
-        return Categorical(logits=temper(one.logits.log_softmax(-1), self.temperature))
+        return Categorical(logits=temper(one.logits.log_softmax(-1), self.temperature), validate_args=False)
 
 
 class TemperedDraws(TemperedPosterior):

@@ -83,6 +83,15 @@ def test_every_draw_is_tempered_on_its_own() -> None:
     torch.testing.assert_close(one.predict(x).log_probs, one.predict_at_mean(x).log_probs)
 
 
+def test_a_client_without_numbers_leaves_the_others_theirs() -> None:
+    loc, x, noise = randn(1, 2, MODEL.dim), randn(2, 2, 5, 2), Noise(1, 0, range(2))
+    broken = torch.stack((loc[0] * torch.nan, loc[1]))
+    part, whole = (tempered(WeightPosterior(MODEL, PointMass(q), 1, noise), 2.5) for q in (broken, loc))
+    assert isinstance(part, SampledPosterior) and isinstance(whole, SampledPosterior)
+    for mine, theirs in zip(part.sample_hypotheses(x, 2, noise), whole.sample_hypotheses(x, 2, noise), strict=True):
+        assert mine.logits[0].isnan().all() and torch.equal(mine.logits[1], theirs.logits[1])
+
+
 def test_numbers_have_no_temperature() -> None:
     model = BayesianMLP((2, 3, 1), Gaussian(), torch.float64)
     one = tempered(WeightPosterior(model, PointMass(randn(1, 2, model.dim)), 1, Noise(1, 0, range(2))), 2.0)
