@@ -40,7 +40,7 @@ class ErrorShape:
 
     Args:
         mixture: whether the shape is learned.
-        others: histogram of the federation's residuals [BINS], which is what clients sent; None where nobody did.
+        others: histogram of the federation's residuals [BINS], by what clients sent; None where nobody did.
         share: of these in a client's shape, where it has many rows.
         conformal: whether intervals are.
         blocks: of consecutive rows, for these.

@@ -12,7 +12,7 @@ import torch
 from pacbayes_fl.certificates.clients import certify
 from pacbayes_fl.errors import DataError, PrivacyError, StudyError
 from pacbayes_fl.federation import personalisation
-from pacbayes_fl.posteriors.residuals import histogram, recalibrated
+from pacbayes_fl.posteriors.residuals import histogram, recalibrated, standard_normal
 from pacbayes_fl.results import records as results
 from pacbayes_fl.study import release, residuals, run
 from pacbayes_fl.study.predict import Prediction, join, predict
@@ -45,12 +45,14 @@ def test_means_stay_and_the_spread_changes_for_existing_and_new_clients(table: P
     assert "residuals" not in plain.labels and "0.5 of them the federation's" in str(mixture.labels["residuals"])
 
 
-def test_what_clients_sent_is_the_mean_of_their_histograms_whatever_the_chunks(folder: Path) -> None:
+def test_what_is_learned_is_the_mean_of_histograms_and_a_standard_normal_whatever_the_chunks(folder: Path) -> None:
     trained = run.open_run(folder)
     group, plan = trained.groups["existing"], trained.study.plan
     (_, posterior), *_ = personalisation.personalise(trained.method, trained.state, group.train, plan)
     assert trained.errors.others is not None
-    torch.testing.assert_close(trained.errors.others, histogram(posterior.leave_one_out()).mean(0))
+    sent = histogram(posterior.leave_one_out())
+    expected = torch.cat((sent, standard_normal(sent).unsqueeze(0))).mean(0)
+    torch.testing.assert_close(trained.errors.others, expected)
     one = replace(trained.study, federation=replace(trained.study.federation, chunk=1))
     again = residuals.learn(one, trained.method, trained.state, group).others
     assert again is not None
