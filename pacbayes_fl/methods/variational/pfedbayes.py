@@ -126,6 +126,7 @@ def track_prior(
         tensors.tree_map(torch.clone if tracking.keep_moments else torch.zeros_like, adam)
         for adam in (state.adam_q, state.adam_w)
     )
+    follows = None if follows is None else follows.to(w.loc)  # numbers multiply several times as fast as bools
     tracks = all(moment.shape == leaf.shape for moment, leaf in zip(adam_w.first, w, strict=True))
     fitting, w_terms = svi.Fitting(q, q.precompute(), adam_q), w.precompute()
     total = torch.zeros(batch.clients, dtype=q.loc.dtype, device=q.loc.device)
