@@ -13,6 +13,9 @@ universal portfolio is that of Orabona and Jun 2024, Tight concentrations and co
 universal portfolio.)
 
 W falls where an x_i grows, so that losses may be rounded up, and it does not depend on the order of the rows.
+
+With s = -ln(1 - m) every factor is 1 - g + g (1 - x_i) e^s, so that W is a sum of positive numbers times powers of e^s,
+and ln W convex in s: Newton's steps come to the root from above and stay there, after the first.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ from torch import Tensor
 
 _BETS = 128  # sin^2 of equidistant angles: Jeffreys' prior of a coin, whose regret is half a logarithm of n
 _STEPS = 60  # of bisection: an interval of length 1 shrinks below the spacing of numbers
+_NEWTON = 40  # steps at most; 5 to 10 are usual
+_OUTWARDS = 4e-16  # what m may have lost by rounding
+_SURELY = 36.7  # -ln(1 - m) of the last number below 1
 _ROUNDING = 1e-12  # nats by which capital is taken for less: more than its sum of logarithms can be wrong by
 _GROUPS = 250
 _VALUES = 16
@@ -44,13 +50,17 @@ def log_capital(losses: Tensor, mean: Tensor, counts: Tensor | None = None, doub
     Returns:
         [*], in nats.
     """
-    angle = (torch.arange(_BETS, dtype=torch.float64, device=losses.device) + 0.5) * (0.5 * math.pi / _BETS)
     share = (mean.unsqueeze(-1) - losses) / (1.0 - mean).unsqueeze(-1)
-    terms = torch.log1p(angle.sin().square() * share.unsqueeze(-1))  # [*, V, bets]
+    terms = torch.log1p(_bets(losses) * share.unsqueeze(-1))  # [*, V, bets]
     if doubtful is not None:
         terms = torch.where(doubtful.unsqueeze(-1), terms.clamp_max(0.0), terms)
     total = terms.sum(-2) if counts is None else (counts.unsqueeze(-1) * terms).sum(-2)
     return total.logsumexp(-1) - math.log(_BETS)
+
+
+def _bets(losses: Tensor) -> Tensor:
+    angle = (torch.arange(_BETS, dtype=torch.float64, device=losses.device) + 0.5) * (0.5 * math.pi / _BETS)
+    return angle.sin().square()
 
 
 def betting_upper(losses: Tensor, nats: Tensor, counts: Tensor | None = None, doubtful: Tensor | None = None) -> Tensor:
@@ -78,13 +88,7 @@ def betting_upper(losses: Tensor, nats: Tensor, counts: Tensor | None = None, do
     times = torch.ones_like(losses) if counts is None else counts
     with torch.no_grad():
         goal = nats * (1.0 + _ROUNDING) + _ROUNDING * times.sum(-1)
-        sure = times if doubtful is None else torch.where(doubtful, 0.0, times)
-        low = ((sure * losses).sum(-1) / sure.sum(-1)).expand(shape)  # capital is at most 1 there: ln is concave
-        high = torch.ones_like(low)
-        for _ in range(_STEPS):
-            middle = 0.5 * (low + high)
-            below = (middle >= 1.0) | (log_capital(losses, middle.clamp_max(1.0 - 1e-16), counts, doubtful) < goal)
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        high = _descended(losses, goal, times) if doubtful is None else _bisected(losses, goal, times, doubtful)
     if not (torch.is_grad_enabled() and (losses.requires_grad or nats.requires_grad)):
         return high
     with torch.enable_grad():
@@ -94,6 +98,38 @@ def betting_upper(losses: Tensor, nats: Tensor, counts: Tensor | None = None, do
         rest = (nats - log_capital(losses, at.detach(), counts, doubtful)) / slope.detach().clamp_min(1e-12)
     result: Tensor = high + torch.where(high < 1.0, rest - rest.detach(), 0.0)
     return result
+
+
+def _descended(losses: Tensor, goal: Tensor, counts: Tensor) -> Tensor:
+    """Take Newton's steps to the least m [*] whose capital reaches a goal [*]; 1 where none does."""
+    bets = _bets(losses)
+    mean = (counts * losses).sum(-1) / counts.sum(-1)
+    at = -torch.log1p(-mean.expand(goal.shape)).clamp_max(1.0 - 1e-16)
+    for step in range(_NEWTON):
+        # A factor f has the slope 1 - (1 - g) / f by s.
+        kept = (1.0 - bets) / (1.0 - bets + bets * ((1.0 - losses) * at.exp().unsqueeze(-1)).unsqueeze(-1))
+        by_bet = (counts.unsqueeze(-1) * ((1.0 - bets).log() - kept.log())).sum(-2)
+        slope = ((counts.unsqueeze(-1) * (1.0 - kept)).sum(-2) * by_bet.softmax(-1)).sum(-1)
+        ahead = by_bet.logsumexp(-1) - math.log(_BETS) - goal
+        new = (at - ahead / slope.clamp_min(1e-300)).clamp(0.0, _SURELY)
+        new = new if not step else torch.minimum(new, at)
+        ended = step > 0 and not bool((at - new > 1e-15 * (1.0 + at)).any())
+        at = new
+        if ended:
+            break
+    return torch.where(at < _SURELY, (_OUTWARDS - torch.expm1(-at)).clamp_max(1.0), 1.0)
+
+
+def _bisected(losses: Tensor, goal: Tensor, counts: Tensor, doubtful: Tensor) -> Tensor:
+    """Halve an interval down to the least m [*] whose capital reaches a goal [*], some rows being doubtful."""
+    sure = torch.where(doubtful, 0.0, counts)
+    low = ((sure * losses).sum(-1) / sure.sum(-1)).expand(goal.shape)  # capital is at most 1 there: ln is concave
+    high = torch.ones_like(low)
+    for _ in range(_STEPS):
+        middle = 0.5 * (low + high)
+        below = (middle >= 1.0) | (log_capital(losses, middle.clamp_max(1.0 - 1e-16), counts, doubtful) < goal)
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return high
 
 
 def counted(losses: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

@@ -59,3 +59,17 @@ def test_counting_equal_losses_changes_nothing_and_grouping_only_adds() -> None:
     exact = betting_upper(risks, nats[0])
     assert exact < betting_upper(groups, nats[0], torch.full_like(groups, 4.0)) < exact + 0.005
     assert grouped(risks[:997]).shape == (997,)
+
+
+def test_newton_s_root_is_that_of_halving_an_interval_and_never_below_it() -> None:
+    generator = torch.Generator().manual_seed(4)
+    for n in (1, 7, 250):
+        losses = torch.rand(4, n, dtype=torch.float64, generator=generator)
+        for some in (losses, (losses < 0.1).double(), 1 - 1e-9 * losses, 1e-9 * losses, torch.ones_like(losses)):
+            for count, nats in itertools.product((1.0, 4.0, 1e4), (1e-6, 3.0, 700.0)):
+                counts, goal = torch.full_like(some, count), torch.tensor(nats).double()
+                upper = betting_upper(some, goal, counts)
+                halved = betting_upper(some, goal, counts, torch.zeros_like(some, dtype=torch.bool))  # nobody doubtful
+                assert bool((upper - halved).abs().le(2e-14).all())
+                reached = log_capital(some, upper.clamp_max(1.0 - 1e-16), counts) >= goal
+                assert bool((reached | (upper == 1.0)).all())
