@@ -7,6 +7,9 @@ import os
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")  # before torch and numpy load; worker processes inherit it
 os.environ.setdefault("MPLBACKEND", "Agg")
+_MEMORY, _ENOUGH = "/dev/shm", 2**32  # bytes: what tests write and remove within a second need not reach a disk
+if os.access(_MEMORY, os.W_OK) and os.statvfs(_MEMORY).f_bavail * os.statvfs(_MEMORY).f_frsize > _ENOUGH:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _MEMORY)
 
 import functools
 import gc

@@ -332,10 +332,11 @@ def gaussian_before(model: WeightModel) -> tuple[SubnetworkPrecision, Tensor, Te
 
 def precision_before(known: SubnetworkPrecision, more: Tensor, variance: Tensor, k: int, order: Tensor) -> Tensor:
     """Return the precision of some weights of a client [B, B]."""
-    whole = torch.zeros(variance.shape[1], variance.shape[1], dtype=torch.float64)
-    whole[more[k], more[k]] = 1 / variance[k, more[k]]
-    whole[known.chosen[k][:, None], known.chosen[k]] = known.factor[k] @ known.factor[k].T
-    return whole[order[:, None], order]
+    new, old = (torch.tensor([order.tolist().index(w) for w in one[k].tolist()]) for one in (more, known.chosen))
+    whole = torch.zeros(len(order), len(order), dtype=torch.float64)
+    whole[new, new] = 1 / variance[k, more[k]]
+    whole[old[:, None], old] = known.factor[k] @ known.factor[k].T
+    return whole
 
 
 @pytest.mark.parametrize("name", SMALL)
