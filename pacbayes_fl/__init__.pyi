@@ -31,7 +31,7 @@ from pacbayes_fl.methods.variational.sfedbayes import SFedBayes as SFedBayes
 from pacbayes_fl.metrics import Metric as Metric
 from pacbayes_fl.models.base import WeightModel as WeightModel
 from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP as DeepKernelGP
-from pacbayes_fl.models.functions.deep_kernel_gp import GPyTorchPrior as GPyTorchPrior
+from pacbayes_fl.models.functions.gpytorch_prior import GPyTorchPrior as GPyTorchPrior
 from pacbayes_fl.models.likelihoods import Categorical as Categorical
 from pacbayes_fl.models.likelihoods import Gaussian as Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP as BayesianMLP

@@ -74,7 +74,7 @@ def candidates(method: AnyMethod, prior: Any, refined: Candidate, subset: BoundR
             kl = family.kl(p).double().clamp_min(0.0)
             between.append(Candidate(share, wrap(replace(bare, family=family)), kl))
     elif isinstance(bare, FunctionPosterior):
-        known = partly_refined(unwrapped(prior), subset.seen, subset.rows, POWERS)
+        known = partly_refined(unwrapped(prior), bare, subset.seen, subset.rows, POWERS)
         between = [Candidate(power, *result) for power, result in zip(POWERS, known, strict=False)] or [
             Candidate(share, *method.refine(prior, subset.seen, _part(subset.rows, share), noise.copy()))
             for share in SHARES

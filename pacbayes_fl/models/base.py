@@ -195,15 +195,11 @@ class FunctionModel(ABC):
         Returns:
             A function of inputs [K, N, d] that gives the prior mean [K, P, N] and the embedding [K, P, N, F] or None.
         """
-        return self.bind_slowly(theta)
-
-    def bind_slowly(self, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
-        """As `bind`, at theta [K, P, D]: each evaluation begins with the hyper-parameters."""
         return lambda x: (self.mean(theta, x), self.embedding(theta, x))
 
     @default
     def with_vjp(self, theta: Tensor, x: Tensor) -> tuple[PriorValues, Pullback]:
-        """Evaluate the prior and keep the way back to the hyper-parameters; here by autograd.
+        """Evaluate the prior and keep the way back to the hyper-parameters; by autograd, which defines faster ways.
 
         Args:
             theta: hyper-parameters [P, D], the same for all clients, or [K, P, D].
@@ -212,10 +208,6 @@ class FunctionModel(ABC):
         Returns:
             Values without autograd, and the function that turns gradients by them into one by theta.
         """
-        return self.with_vjp_by_autograd(theta, x)
-
-    def with_vjp_by_autograd(self, theta: Tensor, x: Tensor) -> tuple[PriorValues, Pullback]:
-        """As `with_vjp`, at theta [P, D] or [K, P, D] and x [K, N, d]: the definition of every faster way back."""
         with torch.enable_grad():
             shared = theta if theta.dim() == 3 else theta.expand(len(x), *theta.shape)
             leaf = shared.detach().clone().requires_grad_(True)  # a copy per client: a gradient per client

@@ -65,3 +65,59 @@ class Spreads(NamedTuple):
 
     prior: Tensor
     start: Tensor
+
+
+def squared_exponential(z: Tensor, other: Tensor) -> Tensor:
+    """Squared-exponential kernel of features, k(z, z') = exp(-|z - z'|^2 / 2) (PAC-PFL section 8.3.2).
+
+    Args:
+        z: features [*, N, F].
+        other: features [*, M, F].
+
+    Returns:
+        [*, N, M].
+    """
+    if not other.shape[-2]:
+        return z @ other.mT
+    origin = other[..., :1, :]  # only differences count, and an offset common to all would cost digits
+    z, other = z - origin, other - origin
+    gram = z @ other.mT
+    gram -= 0.5 * z.square().sum(-1).unsqueeze(-1)
+    gram -= 0.5 * other.square().sum(-1).unsqueeze(-2)
+    return gram.clamp_(max=0.0).exp_()
+
+
+def embedded_covariance(
+    z: Tensor, other: Tensor, scale: Tensor | None, linear: Tensor | None, other_linear: Tensor | None
+) -> Tensor:
+    """Covariance of a prior with an embedding, a exp(-|z - z'|^2 / 2) + b' b.
+
+    Args:
+        z: features [K, P, N, F].
+        other: features [K, P, M, F].
+        scale: a [K, P]; 1 when None.
+        linear: b of the N rows [K, P, N, R]; 0 when None.
+        other_linear: of the M rows [K, P, M, R].
+
+    Returns:
+        [K, P, N, M], in squared units of y.
+    """
+    covariance = squared_exponential(z, other)
+    if scale is not None:
+        covariance *= scale[..., None, None]
+    return covariance if linear is None or other_linear is None else covariance.add_(linear @ other_linear.mT)
+
+
+def embedded_variance(z: Tensor, scale: Tensor | None, linear: Tensor | None) -> Tensor:
+    """Diagonal of `embedded_covariance`, a + b' b.
+
+    Args:
+        z: features [K, P, N, F].
+        scale: a [K, P]; 1 when None.
+        linear: b [K, P, N, R]; 0 when None.
+
+    Returns:
+        [K, P, N], in squared units of y.
+    """
+    variance = z.new_ones(z.shape[:-1]) if scale is None else scale.unsqueeze(-1).expand(z.shape[:-1])
+    return variance if linear is None else variance + linear.square().sum(-1)

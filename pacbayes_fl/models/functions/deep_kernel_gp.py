@@ -18,8 +18,16 @@ from torch.nn.functional import softplus
 from pacbayes_fl.data.linear_start import LinearStart
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.models.base import FunctionModel
-from pacbayes_fl.models.functions.gpytorch_prior import GPyTorchPrior as GPyTorchPrior
-from pacbayes_fl.models.functions.networks import BatchedMLP, Layers, activations, layer_gradients, shared_outputs
+from pacbayes_fl.models.functions.gpytorch_prior import GPyTorchPrior
+from pacbayes_fl.models.functions.networks import (
+    BatchedMLP,
+    Layers,
+    activations,
+    by_client,
+    by_network,
+    layer_gradients,
+    shared_outputs,
+)
 from pacbayes_fl.models.likelihoods import NOISE_STD, gaussian_noise, gaussian_noise_slope, inverse_softplus
 from pacbayes_fl.models.prior_values import PriorGradients, PriorValues, Pullback, Spreads
 
@@ -36,6 +44,7 @@ RAW_DOF: Final = "likelihood.raw_dof"
 """Raw degrees of freedom r of Student-t noise, nu = 2 + e^r, where they are learned."""
 
 _NOISE: Final = "likelihood"
+_LENGTHSCALE: Final = ("kernel.base.raw_lengthscale", "kernel.base.base_kernel.raw_lengthscale")  # and scaled
 _RAW_NOISE: Final = ("raw_noise", "likelihood.raw_noise")  # without a noise network, and with one
 _STD: Final = 0.3  # of the default hyper-prior, to which spreads are relative
 _OUTPUT: Final = 0.01  # of the last layer of a network beside a start
@@ -216,13 +225,12 @@ class DeepKernelGP(FunctionModel):
         learned, self._dof = dof == "learned", None if isinstance(dof, str) else dof
         widths = None if noise_widths is None else (input_dim, *noise_widths, 1)
         noise = DeepNoise(widths, std, _DOF if learned else None) if widths is not None or learned else None
-        self._definition = GPyTorchPrior(mean, kernel, input_dim, NOISE_STD if noise else std, noise)
+        self._definition = GPyTorchPrior(mean, kernel, input_dim, NOISE_STD if noise else std, noise, trial=False)
         self._noise_network: BatchedMLP | None = None if noise is None else noise.network
         self._noise_spread = noise_spread
         self._raw_noise = _RAW_NOISE[noise is not None]
-        self._closed_form = not learn_lengthscale
-        self._network = kernel.network
-        self._linear = linear
+        self._lengthscale = _LENGTHSCALE[scaled] if learn_lengthscale else None
+        self._network, self._linear = kernel.network, linear
 
     @property
     def dim(self) -> int:
@@ -303,10 +311,14 @@ class DeepKernelGP(FunctionModel):
         return self._definition.variance(theta, x)
 
     def embedding(self, theta: Tensor, x: Tensor) -> Tensor | None:
-        """Network features z [K, P, N, F] under theta [K, P, D] at x [K, N, d]; None when a lengthscale is learned."""
-        if not self._closed_form:
-            return None
-        return self._outputs("kernel", self._network, theta, x)
+        """Network features over the lengthscale [K, P, N, F] under theta [K, P, D] at x [K, N, d]."""
+        return self._in_lengths(self._outputs("kernel", self._network, theta, x), theta)
+
+    def _in_lengths(self, features: Tensor, theta: Tensor) -> Tensor:
+        """Divide features [K, P, N, F] by the lengthscale under theta [P, D] or [K, P, D], if it is learned."""
+        if self._lengthscale is None:
+            return features
+        return features / softplus(self._definition.part(theta, self._lengthscale))
 
     def _outputs(self, name: str, network: BatchedMLP, theta: Tensor, x: Tensor) -> Tensor:
         """Outputs [K, P, N, *] of a network under theta [K, P, D] at x [K, N, d]."""
@@ -333,18 +345,16 @@ class DeepKernelGP(FunctionModel):
 
     def bind(self, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
         """Mean and embedding as a function of x [K, N, d] for fixed theta [K, P, D]; see the base class."""
-        if not self._closed_form:
-            return self.bind_slowly(theta)
         if len(theta) > 1 and theta.stride(0) == 0 and not theta.is_cuda:
             return self._bind_shared(theta[0])
         networks = self._networks(theta.flatten(0, 1))
         mean, kernel, particles = networks.get("mean"), networks["kernel"], theta.shape[1]
 
         def evaluate(x: Tensor) -> tuple[Tensor, Tensor | None]:
-            rows = _by_network(x.unsqueeze(1).expand(-1, particles, -1, -1), 1)
-            values = [_by_client(activations(layers, rows)[-1], particles, 1) for layers in (mean, kernel) if layers]
+            rows = by_network(x.unsqueeze(1).expand(-1, particles, -1, -1), 1)
+            values = [by_client(activations(layers, rows)[-1], particles, 1) for layers in (mean, kernel) if layers]
             means = values[0].squeeze(-1) if mean else x.new_zeros(len(x), particles, x.shape[1])
-            return self._with_linear_term(means, theta, x), values[-1]
+            return self._with_linear_term(means, theta, x), self._in_lengths(values[-1], theta)
 
         return evaluate
 
@@ -355,7 +365,7 @@ class DeepKernelGP(FunctionModel):
 
         def evaluate(x: Tensor) -> tuple[Tensor, Tensor | None]:
             location = shared_outputs(mean, x).squeeze(-1) if mean else x.new_zeros(len(x), len(theta), x.shape[1])
-            return self._with_linear_term(location, theta, x), shared_outputs(kernel, x)
+            return self._with_linear_term(location, theta, x), self._in_lengths(shared_outputs(kernel, x), theta)
 
         return evaluate
 
@@ -365,14 +375,12 @@ class DeepKernelGP(FunctionModel):
         Particles that all clients share make P networks with K * N rows each, whose gradients are kept apart by client;
         otherwise there are K * P networks with N rows each.
         """
-        if not self._closed_form:
-            return self.with_vjp_by_autograd(theta, x)
         theta, particles, groups = theta.detach(), theta.shape[-2], len(x) if theta.dim() == 2 else 1
         flat = theta.flatten(0, -2)
-        rows = _by_network(x.unsqueeze(1).expand(-1, particles, -1, -1), groups)
+        rows = by_network(x.unsqueeze(1).expand(-1, particles, -1, -1), groups)
         networks = self._networks(flat)
         values = {name: activations(layers, rows) for name, layers in networks.items()}
-        outputs = {name: _by_client(value[-1], particles, groups) for name, value in values.items()}
+        outputs = {name: by_client(value[-1], particles, groups) for name, value in values.items()}
         mean = outputs["mean"].squeeze(-1) if "mean" in outputs else x.new_zeros(outputs["kernel"].shape[:-1])
         mean = self._with_linear_term(mean, theta, x)
         raw_noise = self._definition.part(theta, self._raw_noise).unsqueeze(-1)
@@ -380,6 +388,7 @@ class DeepKernelGP(FunctionModel):
             raw_noise = raw_noise + outputs[_NOISE].squeeze(-1)
         noise = gaussian_noise(raw_noise).expand_as(mean)
         scale, linear = self.outputscale(theta), self.linear_features(theta, x)
+        embedding = self._in_lengths(outputs["kernel"], theta)
 
         def vjp(gradients: PriorGradients) -> Tensor:
             grad_mean, grad_noise, grad_embedding, grad_scale, grad_linear, grad_dof = gradients
@@ -387,29 +396,33 @@ class DeepKernelGP(FunctionModel):
             named = self.unflatten(score)
             by_row = grad_noise if _NOISE in networks else grad_noise.sum(-1, keepdim=True)
             grad_raw = gaussian_noise_slope(raw_noise) * by_row
-            by_output = {"mean": grad_mean.unsqueeze(-1), "kernel": grad_embedding, _NOISE: grad_raw.unsqueeze(-1)}
+            by_features = self._in_lengths(grad_embedding, theta)
+            by_output = {"mean": grad_mean.unsqueeze(-1), "kernel": by_features, _NOISE: grad_raw.unsqueeze(-1)}
             for name, layers in networks.items():
-                grad_output = _by_network(by_output[name], groups)
+                grad_output = by_network(by_output[name], groups)
                 by_layer = layer_gradients(layers, values[name], grad_output, groups)
                 for part, tensors in zip(Layers._fields, by_layer, strict=True):
                     for layer, gradient in enumerate(tensors):
                         named[f"{name}.network.{part}.{layer}"].copy_(gradient)
-            by_client = _by_client(score, particles, groups).squeeze(-2)
-            beside = self.unflatten(by_client)
+            result = by_client(score, particles, groups).squeeze(-2)
+            beside = self.unflatten(result)
             beside[self._raw_noise].copy_(grad_raw.sum(-1))
             if LINEAR in beside:
                 beside[LINEAR].copy_(torch.cat((grad_mean @ x, grad_mean.sum(-1, keepdim=True)), -1))
+            if self._lengthscale is not None:
+                by_length = -(by_features * embedding).sum((-2, -1), keepdim=True)
+                beside[self._lengthscale].copy_(by_length * self._definition.part(theta, self._lengthscale).sigmoid())
             if grad_scale is not None:
                 beside[OUTPUTSCALE].copy_(grad_scale * self._definition.part(theta, OUTPUTSCALE).sigmoid())
             if grad_dof is not None and RAW_DOF in beside:
                 beside[RAW_DOF].copy_(grad_dof * self._definition.part(theta, RAW_DOF).exp())
             if grad_linear is not None:
                 beside[SLOPES].copy_((grad_linear * _with_one(x).unsqueeze(1)).sum((-2, -1)))
-            return by_client
+            return result
 
-        dof = self.degrees_of_freedom(theta)
-        scale, dof = (None if one is None else one.expand(mean.shape[:2]) for one in (scale, dof))
-        return PriorValues(mean, noise, outputs["kernel"], True, scale, linear, dof), vjp
+        beside = scale, self.degrees_of_freedom(theta)
+        scale, dof = (None if one is None else one.expand(mean.shape[:2]) for one in beside)
+        return PriorValues(mean, noise, embedding, True, scale, linear, dof), vjp
 
     def _with_linear_term(self, mean: Tensor, theta: Tensor, x: Tensor) -> Tensor:
         """Add w' x to a mean [K, P, N] under theta [P, D] or [K, P, D] at x [K, N, d], if there is such a term."""
@@ -435,15 +448,3 @@ def _linear(coefficients: Tensor, x: Tensor) -> Tensor:
 def _with_one(x: Tensor) -> Tensor:
     """Append a 1 to inputs: [*, N, d + 1] of [*, N, d]."""
     return torch.cat((x, torch.ones_like(x[..., :1])), -1)
-
-
-def _by_network(values: Tensor, groups: int) -> Tensor:
-    """Bring values [K, P, N, F] to networks [B, groups * N, F]; groups = K where particles are shared, else 1."""
-    batched: Tensor = values.unflatten(0, (-1, groups)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
-    return batched
-
-
-def _by_client(values: Tensor, particles: int, groups: int) -> Tensor:
-    """Undo `_by_network`: [B, groups * N, F] to [K, P, N, F]."""
-    split: Tensor = values.unflatten(0, (-1, particles)).unflatten(2, (groups, -1))  # [*, P, groups, N, F]
-    return split.transpose(1, 2).flatten(0, 1)

@@ -81,6 +81,8 @@ class GPyTorchPrior(FunctionModel):
         likelihood: what gives targets y around values of the function, a normal with a noise per row that may depend on
             the input, such as `GaussianLikelihood` or one of your own whose `forward(f, x)` gives Normal(f, std(x));
             the hyper-prior is centred on the values that its parameters hold. None for one noise, as `noise_std` says.
+        trial: whether the modules are tried at some inputs; not where they are known to broadcast and to fit together,
+            which spares most of the time that it takes to make a prior.
 
     Raises:
         StudyError: when a part is a class instead of an object, or holds a GPyTorch prior: hyper-parameters have the
@@ -105,6 +107,7 @@ class GPyTorchPrior(FunctionModel):
         input_dim: int,
         noise_std: float = NOISE_STD,
         likelihood: Likelihood | None = None,
+        trial: bool = True,
     ) -> None:
         """Lay out theta and find out whether the modules broadcast."""
         _check_part("mean", mean, Mean)
@@ -126,9 +129,10 @@ class GPyTorchPrior(FunctionModel):
         given = ((name, p) for name, p in self._parts.named_parameters() if name in free)
         self._likelihood_held = {name: p.detach().clone() for name, p in given if name.startswith("likelihood.")}
         self.batched = True
-        if likelihood is not None:
+        if trial and likelihood is not None:
             self._check_likelihood(likelihood)
-        self.batched = self._broadcasts()
+        if trial:
+            self.batched = self._broadcasts()
 
     @property
     def dim(self) -> int:

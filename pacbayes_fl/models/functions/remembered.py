@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 from torch import Tensor
 
 from pacbayes_fl.models.base import FunctionModel
-from pacbayes_fl.models.prior_values import PriorValues, Pullback, Spreads
+from pacbayes_fl.models.prior_values import PriorValues, Pullback, Spreads, embedded_covariance, embedded_variance
 
 Value = TypeVar("Value")
 
@@ -68,11 +68,25 @@ class Remembered(FunctionModel):
 
     def covariance(self, theta: Tensor, x: Tensor, other: Tensor | None = None) -> Tensor:
         """Covariance [K, P, N, M] under theta [K, P, D] between x [K, N, d] and other [K, M, d]."""
-        return self._once(self.inner.covariance, theta, x, *(() if other is None else (other,)))
+        at = (theta, x, *(() if other is None else (other,)))
+        return self._known(self._key("covariance", at), at, lambda: self._covariance(*at))
+
+    def _covariance(self, theta: Tensor, x: Tensor, other: Tensor | None = None) -> Tensor:
+        if (features := self.embedding(theta, x)) is None:
+            return self.inner.covariance(theta, x, other)
+        if other is None or (others := self.embedding(theta, other)) is None:
+            other, others = x, features
+        linear = (self.linear_features(theta, inputs) for inputs in (x, other))
+        return embedded_covariance(features, others, self.outputscale(theta), *linear)
 
     def variance(self, theta: Tensor, x: Tensor) -> Tensor:
         """Prior variance [K, P, N] under theta [K, P, D] at x [K, N, d]."""
-        return self._once(self.inner.variance, theta, x)
+        return self._known(self._key("variance", (theta, x)), (theta, x), lambda: self._variance(theta, x))
+
+    def _variance(self, theta: Tensor, x: Tensor) -> Tensor:
+        if (features := self.embedding(theta, x)) is None:
+            return self.inner.variance(theta, x)
+        return embedded_variance(features, self.outputscale(theta), self.linear_features(theta, x))
 
     def embedding(self, theta: Tensor, x: Tensor) -> Tensor | None:
         """Features [K, P, N, F] under theta [K, P, D] at x [K, N, d], or None."""
@@ -91,17 +105,21 @@ class Remembered(FunctionModel):
         return self._once(self.inner.degrees_of_freedom, theta)
 
     def bind(self, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
-        """Mean and embedding as a function of x [K, N, d] for fixed theta [K, P, D]."""
+        """Mean as a function of x [K, N, d] for fixed theta [K, P, D], and None: covariances are what is kept."""
         bound = self._once(self.inner.bind, theta)
-        return lambda x: self._known(("bound", id(theta), id(x)), (theta, x), lambda: bound(x))
+        return lambda x: self._known(("bound", id(theta), id(x)), (theta, x), lambda: (bound(x)[0], None))
 
     def with_vjp(self, theta: Tensor, x: Tensor) -> tuple[PriorValues, Pullback]:
         """Prior at x [K, N, d] and its vjp to theta [P, D] or [K, P, D]: anew at each call."""
         return self.inner.with_vjp(theta, x)
 
     def _once(self, compute: Callable[..., Value], *at: Tensor) -> Value:
+        return self._known(self._key(compute.__name__, at), at, lambda: compute(*at))
+
+    @staticmethod
+    def _key(name: str, at: tuple[Tensor, ...]) -> tuple[object, ...]:
         same = len(at) == 3 and at[1] is at[2]  # rows and themselves
-        return self._known((compute.__name__, *map(id, at[:2] if same else at)), at, lambda: compute(*at))
+        return (name, *map(id, at[:2] if same else at))
 
     def _known(self, key: tuple[object, ...], at: tuple[Tensor, ...], compute: Callable[[], Value]) -> Value:
         if key not in self._kept:

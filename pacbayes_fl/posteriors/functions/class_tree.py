@@ -14,11 +14,11 @@ from torch.nn.functional import logsigmoid, one_hot, pad
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.models.prior_values import squared_exponential
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import check, option
 from pacbayes_fl.posteriors.classes import ClassMixture
 from pacbayes_fl.posteriors.functions import polya_gamma
-from pacbayes_fl.posteriors.functions.gaussian_process import squared_exponential
 from pacbayes_fl.posteriors.functions.polya_gamma import Conditioned
 
 _STARTS, _MOVES, _BLOCK = 32, 10, 512  # pairs of classes that 2-means starts from, its steps, rows predicted at once

@@ -217,7 +217,7 @@ def refined(
 
 
 def partly_refined(
-    prior: Conditioned, seen: ClientBatch, rows: ClientBatch, powers: Sequence[float]
+    prior: Conditioned, whole: object, seen: ClientBatch, rows: ClientBatch, powers: Sequence[float]
 ) -> list[tuple[GPPosterior, Tensor]]:
     """Let clients see more rows, whose likelihood counts to a power: between P and the posterior of `refined`.
 
@@ -225,6 +225,7 @@ def partly_refined(
 
     Args:
         prior: P, of the rows `seen`.
+        whole: Q of `refined`, of all rows: a `Remembered` prior knows inputs by their tensor.
         seen: rows of the K clients that P was conditioned on, possibly none.
         rows: later rows of these clients.
         powers: each in (0, 1].
@@ -232,9 +233,9 @@ def partly_refined(
     Returns:
         Q of each power, and the bound on KL(Q || P) [K] of `refined`; none where P or Q is not exact, or float32.
     """
-    if not isinstance(prior, GPPosterior) or prior.theta.dtype != torch.float64:
+    if not isinstance(prior, GPPosterior) or not isinstance(whole, GPPosterior) or prior.theta.dtype != torch.float64:
         return []
-    everything, found = seen.extend(rows), []
+    everything, found = replace(seen.extend(rows), x=whole.x), []
     place = torch.arange(everything.mask.shape[1], device=everything.mask.device)
     for power in powers:
         each = torch.where(place < seen.mask.sum(1, keepdim=True), 1.0, power).to(everything.y)  # later rows come last

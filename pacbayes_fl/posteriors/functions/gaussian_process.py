@@ -16,6 +16,7 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import FunctionModel
+from pacbayes_fl.models.prior_values import embedded_covariance, embedded_variance
 from pacbayes_fl.posteriors.predictive import ConditionedFunctions, NormalMixture
 from pacbayes_fl.posteriors.residuals import Residuals
 
@@ -254,9 +255,7 @@ class GPPosterior(ParticleProcesses):
             other = None if linear is None else self.model.linear_features(self.theta, self.x)
             scale = self.model.outputscale(self.theta)
             cross = embedded_covariance(embedding, self.train_embedding, scale, linear, other)
-            prior_variance = torch.ones_like(prior_mean) if scale is None else scale.unsqueeze(-1).expand_as(prior_mean)
-            if linear is not None:
-                prior_variance = prior_variance + linear.square().sum(-1)
+            prior_variance = embedded_variance(embedding, scale, linear)
         return prior_mean, cross, prior_variance
 
     def leave_one_out(self) -> Residuals:
@@ -331,47 +330,6 @@ def gaussian_kl(mean: Tensor, covariance: Tensor, other_mean: Tensor, other_cova
     ratio = (other_factor.diagonal(dim1=-2, dim2=-1) / factor.diagonal(dim1=-2, dim2=-1)).log().sum(-1)
     kl: Tensor = 0.5 * (spread + moved.square().sum(-1) - mean.shape[-1]) + ratio
     return kl
-
-
-def squared_exponential(z: Tensor, other: Tensor) -> Tensor:
-    """Squared-exponential kernel of features, k(z, z') = exp(-|z - z'|^2 / 2) (PAC-PFL section 8.3.2).
-
-    Args:
-        z: features [*, N, F].
-        other: features [*, M, F].
-
-    Returns:
-        [*, N, M].
-    """
-    if not other.shape[-2]:
-        return z @ other.mT
-    origin = other[..., :1, :]  # only differences count, and an offset common to all would cost digits
-    z, other = z - origin, other - origin
-    gram = z @ other.mT
-    gram -= 0.5 * z.square().sum(-1).unsqueeze(-1)
-    gram -= 0.5 * other.square().sum(-1).unsqueeze(-2)
-    return gram.clamp_(max=0.0).exp_()
-
-
-def embedded_covariance(
-    z: Tensor, other: Tensor, scale: Tensor | None, linear: Tensor | None, other_linear: Tensor | None
-) -> Tensor:
-    """Covariance of a prior with an embedding, a exp(-|z - z'|^2 / 2) + b' b.
-
-    Args:
-        z: features [K, P, N, F].
-        other: features [K, P, M, F].
-        scale: a [K, P]; 1 when None.
-        linear: b of the N rows [K, P, N, R]; 0 when None.
-        other_linear: of the M rows [K, P, M, R].
-
-    Returns:
-        [K, P, N, M], in squared units of y.
-    """
-    covariance = squared_exponential(z, other)
-    if scale is not None:
-        covariance *= scale[..., None, None]
-    return covariance if linear is None or other_linear is None else covariance.add_(linear @ other_linear.mT)
 
 
 def condition(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.models.base import FunctionModel
-from pacbayes_fl.posteriors.functions.gaussian_process import embedded_covariance
+from pacbayes_fl.models.prior_values import embedded_covariance
 
 _EXHAUSTED = 1e-12  # of a row's prior variance: what is left below is rounding
 

@@ -26,12 +26,11 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.models.inducing import all_exact
-from pacbayes_fl.models.prior_values import PriorValues
+from pacbayes_fl.models.prior_values import PriorValues, embedded_covariance
 from pacbayes_fl.posteriors.functions import gaussian_process
 from pacbayes_fl.posteriors.functions.gaussian_process import (
     GPPosterior,
     add_noise,
-    embedded_covariance,
     factorise,
     inverse,
 )

@@ -23,12 +23,15 @@ MODELS: dict[str, Callable[[], DeepKernelGP]] = {
     "zero mean": lambda: DeepKernelGP(3, mean_widths=None, kernel_widths=(4,)),
     "linear": lambda: DeepKernelGP(3, mean_widths=(), kernel_widths=(), feature_dim=1),
     "learned outputscale": lambda: DeepKernelGP(3, (4,), (4,), learn_outputscale=True),
+    "learned lengthscale": lambda: DeepKernelGP(3, (4,), (4,), learn_lengthscale=True),
+    "learned scales": lambda: DeepKernelGP(3, (4,), (4,), learn_lengthscale=True, learn_outputscale=True),
     "linear start": lambda: DeepKernelGP(3, (4,), (4,), linear=START),
     "linear term alone": lambda: DeepKernelGP(3, None, (4,), linear=START),
     "noise network": lambda: DeepKernelGP(3, (4,), (4,), noise_widths=(5,)),
     "linear noise and start": lambda: DeepKernelGP(3, None, (4,), linear=START, noise_widths=()),
     "linear kernel": lambda: DeepKernelGP(3, (4,), (4,), linear_kernel=True),
     "everything": lambda: DeepKernelGP(3, (4,), (4,), linear=START, noise_widths=(2,), linear_kernel=True),
+    "learned tails": lambda: DeepKernelGP(3, (4,), (4,), noise_widths=(2,), dof="learned"),
     "uneven": lambda: DeepKernelGP(3, mean_widths=(5,), kernel_widths=(7, 4, 3), feature_dim=3),
 }
 every_model = pytest.mark.parametrize("name", MODELS)
@@ -62,8 +65,9 @@ def test_mean_and_covariance_are_the_paper_s(name: str) -> None:
             at = (at.tanh() if i else at) @ weight + bias
         return at
 
-    z, z_other = network("kernel", x[1]), network("kernel", other[1])
     named = model.unflatten(theta[1, 0])
+    length = next((softplus(raw).squeeze() for name, raw in named.items() if name.endswith("raw_lengthscale")), 1.0)
+    z, z_other = network("kernel", x[1]) / length, network("kernel", other[1]) / length
     scale = softplus(named[OUTPUTSCALE]) if OUTPUTSCALE in named else torch.ones((), dtype=z.dtype)
     kernel = scale * torch.exp(-0.5 * (z.unsqueeze(1) - z_other).square().sum(-1))
     variance = scale.expand(5)
@@ -138,9 +142,6 @@ def test_a_learned_scale_of_one_changes_nothing(learned: str) -> None:
     one = torch.tensor(inverse_softplus(1.0), dtype=torch.float64)
     named = fixed.unflatten(plain)
     theta = torch.cat([named.get(n, one.expand(2, 2, *s)).reshape(2, 2, -1) for n, s in free.shapes.items()], -1)
-    slow = learned == "learn_lengthscale"
-    assert (free.embedding(theta, x) is None) is (free.bind(theta)(x)[1] is None) is slow
-    assert free.with_vjp(theta, x)[0].embedded is not slow
     torch.testing.assert_close(free.covariance(theta, x), fixed.covariance(plain, x), rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(free.mean(theta, x), fixed.mean(plain, x), rtol=1e-12, atol=1e-13)
     scale = next(name for name in free.shapes if name not in fixed.shapes)
@@ -243,3 +244,11 @@ def test_a_noise_network_starts_close_to_one_noise_and_goes_less_far_than_the_re
     start = centre + 0.3 * spreads.start * draw(8, model.dim, seed=2)
     moved = model.noise(start.unsqueeze(0), x).sqrt()
     assert moved.std(-1).max() < 0.01 < moved.std(1).min()  # among inputs, and among particles
+
+
+@every_model
+def test_the_definition_broadcasts_as_it_is_taken_to(name: str) -> None:
+    definition = MODELS[name]()._definition
+    assert definition.batched and definition._broadcasts()
+    if definition._parts.likelihood is not None:
+        definition._check_likelihood(definition._parts.likelihood)

@@ -114,13 +114,17 @@ def test_powers_of_likelihoods_are_those_of_dense_matrices(weighting: Any) -> No
         close(found.log_weights[k].exp(), expected.softmax(0))
 
 
+def between(prior: Any, seen: ClientBatch, rows: ClientBatch, powers: list[float]) -> list[tuple[GPPosterior, Tensor]]:
+    return partly_refined(prior, refined(prior, seen, rows)[0], seen, rows, powers)
+
+
 @pytest.mark.quick
 def test_a_part_of_the_likelihood_is_between_prior_and_posterior() -> None:
     """Rows of before count whole; the divergence is that of dense normals at all rows, one particle at a time."""
     batch, one = clients(), THETA[:, :1]
     early, late = (batch.rows(torch.arange(*span).expand(batch.clients, -1)) for span in ((0, 2), (2, 5)))
     prior = condition(MODEL, one, early)
-    ((posterior, kl),) = partly_refined(prior, early, late, [0.3])
+    ((posterior, kl),) = between(prior, early, late, [0.3])
     for k in (0, 2):  # with rows of both kinds
         rows = batch.x[k, :5].unsqueeze(0), batch.y[k, :5]
         theta = one[k].unsqueeze(0)
@@ -145,8 +149,8 @@ def test_posteriors_that_share_their_prior_are_those_that_do_not() -> None:
         alike = sharing_prior(prior)
         assert isinstance(alike.model, Remembered) and alike.model.inner is MODEL
         for one, other in zip(
-            [refined(alike, early, batch), *partly_refined(alike, early, batch, [0.3, 1.0])],
-            [refined(prior, early, batch), *partly_refined(prior, early, batch, [0.3, 1.0])],
+            [refined(alike, early, batch), *between(alike, early, batch, [0.3, 1.0])],
+            [refined(prior, early, batch), *between(prior, early, batch, [0.3, 1.0])],
             strict=True,
         ):
             assert one[0].model is alike.model
@@ -159,14 +163,15 @@ def test_posteriors_that_share_their_prior_are_those_that_do_not() -> None:
 def test_powers_are_known_of_exact_posteriors_under_gaussian_noise_alone() -> None:
     batch, ones = clients(), torch.ones_like(clients().y)
     none = batch.rows(torch.zeros(batch.clients, 0, dtype=torch.long))
+    single, nothing = (rows.to(dtype=torch.float32) for rows in (batch, none))
     student = DeepKernelGP(batch.x.shape[2], (4,), (4,), dof=4.0)
     theta = particles(student, len(SIZES), 2)
     assert tempered(student, theta, batch, ones) is None
-    assert partly_refined(condition(student, theta, none), none, batch, [0.5]) == []
+    assert between(condition(student, theta, none), none, batch, [0.5]) == []
     sparse = MODEL.with_inducing(Inducing(3))
     assert tempered(sparse, THETA, batch, ones) is None
-    assert partly_refined(condition(sparse, THETA, none), none, batch, [0.5]) == []
-    assert partly_refined(condition(MODEL, THETA.float(), none.to(dtype=torch.float32)), none, batch, [0.5]) == []
+    assert between(condition(sparse, THETA, none), none, batch, [0.5]) == []
+    assert between(condition(MODEL, THETA.float(), nothing), nothing, single, [0.5]) == []
 
 
 MIXED = MODEL.with_inducing(Inducing(4, above=3))  # sizes are 5, 1, 12 and 3

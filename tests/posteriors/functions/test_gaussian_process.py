@@ -36,7 +36,6 @@ from pacbayes_fl.posteriors.functions.gaussian_process import (
     gaussian_kl,
     gaussian_log_evidence,
     inverse,
-    squared_exponential,
 )
 from pacbayes_fl.posteriors.predictive import FunctionPosterior
 from pacbayes_fl.posteriors.weights.mixture import log_mixture_kl
@@ -274,14 +273,6 @@ def test_inverse_is_symmetric_and_right() -> None:
     inverted = inverse(factorise(matrix, torch.ones(1, 6, dtype=torch.bool)))
     torch.testing.assert_close(inverted, torch.linalg.inv(matrix), rtol=1e-12, atol=1e-13)
     assert torch.equal(inverted, inverted.mT) and inverted.is_contiguous()
-
-
-def test_squared_exponential_is_gpytorch_s() -> None:
-    z, other = draw(2, 3, 5, 2), draw(2, 3, 4, 2, seed=1)
-    kernel = RBFKernel().double()
-    kernel.lengthscale = 1.0
-    torch.testing.assert_close(squared_exponential(z, other), kernel(z, other).to_dense(), rtol=1e-12, atol=1e-14)
-    assert squared_exponential(1e8 * z, 1e8 * z).le(1.0).all()
 
 
 # What fails, fails alone.

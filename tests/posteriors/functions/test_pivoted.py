@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from pacbayes_fl.models.prior_values import embedded_covariance
 from pacbayes_fl.posteriors.functions import pivoted
-from pacbayes_fl.posteriors.functions.gaussian_process import embedded_covariance
 from pacbayes_fl.posteriors.functions.pivoted import EmbeddedKernel, choose
 
 ROWS, SIZES = 9, (9, 5, 1, 0)
