@@ -37,6 +37,9 @@ DEPLOY = $(shell all=$$(grep -rlE 'mark\.deploy' tests --include='test_*.py' | s
 	grep -lE 'mark\.slow' $$all; grep -LE 'mark\.slow' $$all)
 SOURCES := pacbayes_fl data_gen $(wildcard benchmarks/*.py) $(wildcard docs/*.py docs/pages/*.py)
 
+# Tests start hundreds of processes, of which each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test deploy-test gpu quick lint types docs lock clean
 
