@@ -68,8 +68,7 @@ class Remembered(FunctionModel):
 
     def covariance(self, theta: Tensor, x: Tensor, other: Tensor | None = None) -> Tensor:
         """Covariance [K, P, N, M] under theta [K, P, D] between x [K, N, d] and other [K, M, d]."""
-        at = (theta, x, *(() if other is None else (other,)))
-        return self._known(self._key("covariance", at), at, lambda: self._covariance(*at))
+        return self._once(self._covariance, theta, x, *(() if other is None else (other,)))
 
     def _covariance(self, theta: Tensor, x: Tensor, other: Tensor | None = None) -> Tensor:
         if (features := self.embedding(theta, x)) is None:
@@ -81,7 +80,7 @@ class Remembered(FunctionModel):
 
     def variance(self, theta: Tensor, x: Tensor) -> Tensor:
         """Prior variance [K, P, N] under theta [K, P, D] at x [K, N, d]."""
-        return self._known(self._key("variance", (theta, x)), (theta, x), lambda: self._variance(theta, x))
+        return self._once(self._variance, theta, x)
 
     def _variance(self, theta: Tensor, x: Tensor) -> Tensor:
         if (features := self.embedding(theta, x)) is None:
@@ -114,12 +113,8 @@ class Remembered(FunctionModel):
         return self.inner.with_vjp(theta, x)
 
     def _once(self, compute: Callable[..., Value], *at: Tensor) -> Value:
-        return self._known(self._key(compute.__name__, at), at, lambda: compute(*at))
-
-    @staticmethod
-    def _key(name: str, at: tuple[Tensor, ...]) -> tuple[object, ...]:
         same = len(at) == 3 and at[1] is at[2]  # rows and themselves
-        return (name, *map(id, at[:2] if same else at))
+        return self._known((compute.__name__, *map(id, at[:2] if same else at)), at, lambda: compute(*at))
 
     def _known(self, key: tuple[object, ...], at: tuple[Tensor, ...], compute: Callable[[], Value]) -> Value:
         if key not in self._kept:
