@@ -62,6 +62,8 @@ def _ranked(rank: int, world: int, folder: Path, work: Callable[[Ranks], Any], g
         if gpus:
             torch.cuda.set_device(device)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+        store.set(f"met/{rank}", "")
+        store.wait([f"met/{other}" for other in range(world)])  # none may be done while others still connect
         result = work(Ranks(rank, world, device, store))
     except BaseException as error:  # raised in the parent
         result = error

@@ -26,6 +26,7 @@ _LONGEST: Final = timedelta(days=7)  # that one process may train or choose whil
 _MEETING: Final = timedelta(minutes=5)  # in which all processes have to come
 _GRACE: Final = 2.0  # seconds in which whoever ends can say why
 _SPIN: Final = 2e-3  # seconds of waiting without sleep
+_STOPPED: Final = "it was stopped"
 
 Value = TypeVar("Value")
 
@@ -167,11 +168,12 @@ class Ranks:
         with suppress(Exception):
             self._store.set(f"ended/{self.rank}", text)
 
-    def lost(self, wait: float = _GRACE) -> DeployError | None:
+    def lost(self, wait: float = _GRACE, *, stopped: bool = False) -> DeployError | None:
         """Find out which process has ended, and why.
 
         Args:
             wait: seconds that whoever has ended may take to say so.
+            stopped: whether this one was stopped; others that were stopped too are then nobody's loss.
 
         Returns:
             The error that this one ends with; None where all others are there.
@@ -180,6 +182,8 @@ class Ranks:
         while True:
             for rank in (rank for rank in range(self.world) if rank != self.rank):
                 if (text := self._word(f"ended/{rank}")) is not None:
+                    if stopped and text == _STOPPED:
+                        continue
                     return DeployError(f"process {rank} of {self.world} has ended: {text}", hint=_RESUME)
                 if self._gone(rank):
                     what = f"process {rank} of {self.world} is gone without a word: it was killed, or out of memory"
@@ -267,14 +271,30 @@ def opened() -> Iterator[Ranks | None]:
     device = torch.device("cuda", local) if own_gpu else torch.device("cpu")
     ranks = Ranks(rank, world, device, store)
     try:
-        yield ranks
-    except KeyboardInterrupt as error:  # torchrun stops the others when one has ended
-        if not ranks.stopping and (lost := ranks.lost()) is not None:
+        with last_words(ranks):
+            yield ranks
+    finally:
+        with suppress(Exception):
+            dist.destroy_process_group()
+
+
+@contextmanager
+def last_words(ranks: Ranks) -> Iterator[None]:
+    """Leave word of why this process ends, and name the one whose end has stopped it.
+
+    Args:
+        ranks: the processes.
+
+    Raises:
+        DeployError: when this one was stopped because another has ended.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as error:  # torchrun stops the others when one has ended, even in a round's common stop
+        ranks.say_end(_STOPPED)
+        if (lost := ranks.lost(0 if ranks.stopping else _GRACE, stopped=True)) is not None:
             raise lost from error
         raise
     except Exception as error:
         ranks.say_end(f"{type(error).__name__}: {error}" if not isinstance(error, DeployError) else str(error))
         raise
-    finally:
-        with suppress(Exception):
-            dist.destroy_process_group()

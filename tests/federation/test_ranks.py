@@ -89,6 +89,35 @@ def test_a_process_that_ends_is_named_by_the_others(how: str, said: str, tmp_pat
     assert said in together(2, tmp_path, work)[0]
 
 
+@pytest.mark.parametrize("common", [True, False], ids=["after a round", "outside of rounds"])
+@pytest.mark.parametrize("killed", [True, False], ids=["one was killed", "all were stopped"])
+def test_a_process_that_is_stopped_names_the_one_that_was_killed_but_none_that_was_stopped_too(
+    killed: bool, common: bool, tmp_path: Path
+) -> None:
+    """torchrun stops the others when one is dead, which may have left its part of a round's sum behind."""
+
+    def work(own: Ranks) -> str:
+        if common:
+            own.signal = _Asked()  # type: ignore[assignment]
+        own.total(torch.zeros(0, dtype=torch.int64))
+        if own.rank == 1 and killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            with ranks.last_words(own):
+                time.sleep(0.5 * (own.rank == 0))
+                raise KeyboardInterrupt
+        except DeployError as error:
+            return str(error)
+        except KeyboardInterrupt:
+            return "stopped"
+
+    one, other = together(2, tmp_path, work)
+    if killed:
+        assert "process 1 of 2 is gone without a word" in one and "--resume" in one
+    else:
+        assert one == other == "stopped"
+
+
 def test_one_process_alone_needs_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
