@@ -99,12 +99,11 @@ def _fit(figure: Figure, width: float) -> None:
 def _make_room(figure: Figure) -> None:
     """Keep texts from one another and inside the figure, as far as lines can be broken and ticks left out."""
     figure.draw_without_rendering()
-    for legend in list(figure.legends):
-        _place(figure, legend)
-    figure.draw_without_rendering()
-    for axis in figure.axes:
-        _break(axis.yaxis.label, axis.yaxis.label.get_window_extent().height, axis.get_window_extent().height)
-    figure.draw_without_rendering()
+    if any([_place(figure, legend) for legend in list(figure.legends)]):
+        figure.draw_without_rendering()
+    labels = [(axis.yaxis.label, axis.get_window_extent().height) for axis in figure.axes]
+    if any([_break(label, label.get_window_extent().height, room) for label, room in labels]):
+        figure.draw_without_rendering()
     for axis in figure.axes:
         box = axis.get_window_extent()
         middle = (box.x0 + box.x1) / 2
@@ -114,29 +113,39 @@ def _make_room(figure: Figure) -> None:
         _thin(axis)
 
 
-def _place(figure: Figure, legend: Legend) -> None:
-    """Put a legend that is wider than its figure below the panels, in fewer columns and on room of its own."""
+def _place(figure: Figure, legend: Legend) -> bool:
+    """Put a legend that is wider than its figure below the panels, in fewer columns and on room of its own.
+
+    Returns:
+        Whether the figure has to be laid out again.
+    """
     texts = [text.get_text() for text in legend.get_texts()]
     handles = [one for one in legend.legend_handles if one is not None]
     sizes = [text.get_fontsize() for text in legend.get_texts()]
     room, box = figure.bbox.width, legend.get_window_extent()
-    if box.width > (room if box.y0 < _BELOW * figure.bbox.height else _SIDE * room):
+    moved = box.width > (room if box.y0 < _BELOW * figure.bbox.height else _SIDE * room)
+    if moved:
         for columns in range(len(texts), 0, -1):
             legend.remove()
             legend = figure.legend(handles, texts, loc="outside lower center", ncols=columns, fontsize=sizes[0])
-            figure.draw_without_rendering()
             if legend.get_window_extent().width <= room:
                 break
     width, height = figure.get_size_inches()
-    figure.set_size_inches(width, height + max(0.0, legend.get_window_extent().height / figure.dpi - _ROW))
+    more = max(0.0, legend.get_window_extent().height / figure.dpi - _ROW)
+    figure.set_size_inches(width, height + more)
+    return moved or more > 0
 
 
-def _break(text: Text, length: float, room: float) -> None:
-    """Break the lines of a text that is longer than its room."""
+def _break(text: Text, length: float, room: float) -> bool:
+    """Break the lines of a text that is longer than its room; say whether that changed it."""
     lines = text.get_text().splitlines()
     if lines and length > room:
         columns = max(_WRAPPED, int(max(map(len, lines)) * room / length))
-        text.set_text("\n".join(fill(line, columns) for line in lines))
+        broken = "\n".join(fill(line, columns) for line in lines)
+        if broken != text.get_text():
+            text.set_text(broken)
+            return True
+    return False
 
 
 def _thin(axis: Axes) -> None:

@@ -90,8 +90,7 @@ def check(study: Study) -> None:
         what = f"[data] client_inputs = 'summaries' are scaled by those of all clients, and {ALONE}"
         raise StudyError(what, hint="data.client_inputs = 'none'")
     if residuals.sends(study):
-        key = "[report] intervals = 'conformal'" if study.report.intervals == "conformal" else "residuals = 'mixture'"
-        what = f"{key} takes a histogram of every client's residuals; {ALONE}"
+        what = f"{residuals.asked_by(study)} takes a histogram of every client's residuals; {ALONE}"
         raise StudyError(what, hint="report.intervals = 'model', model.residual_share = 0")
     if study.report.certify.scheme == "folds":
         what = f"[report.certify] scheme = 'folds' deals all clients into folds; {ALONE}"

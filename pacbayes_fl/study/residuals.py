@@ -97,6 +97,18 @@ def check(study: Study) -> None:
         raise PrivacyError(f"{what} pay for", hint="model.residual_share = 0 learns from each client's own rows alone")
 
 
+def asked_by(study: Study) -> str:
+    """Name the setting that asks for leave-one-out residuals.
+
+    Args:
+        study: one that asks for them.
+
+    Returns:
+        The setting as errors print it.
+    """
+    return "report.intervals = 'conformal'" if study.report.intervals == "conformal" else "residuals = 'mixture'"
+
+
 def check_method(study: Study) -> None:
     """Check, before it is trained, that a method can have what is asked of its errors.
 
@@ -109,7 +121,7 @@ def check_method(study: Study) -> None:
     """
     if not _shape(study, None).learned:
         return
-    key = "report.intervals = 'conformal'" if study.report.intervals == "conformal" else "residuals = 'mixture'"
+    key = asked_by(study)
     if getattr(study.model, "likelihood", "") == "student-t":
         what = f"{key} needs leave-one-out residuals in closed form, which likelihood = 'student-t' does not have"
         raise StudyError(what, hint="drop one of them: Student-t noise says itself what shape errors have")
