@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from pyro.distributions import TorchDistribution
@@ -14,6 +14,9 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import default
 from pacbayes_fl.noise import Noise
+
+_MOST: Final = 128  # steps to a quantile: halvings of a bracket of any width
+_CLOSE: Final = 2.0**-50  # of a level and of a quantile, which sums of components round by
 
 
 class RegressionPredictive(Protocol):
@@ -207,7 +210,10 @@ class NormalMixture:
 
     @default
     def quantile(self, level: Tensor) -> Tensor:
-        """Quantiles by bisection between the outermost components' quantiles, to the last bit that float64 resolves.
+        """Quantiles by Newton's method between the outermost components' quantiles, as exact as the cdf is in float64.
+
+        A step that leaves its bracket, or is not half the one before, halves the bracket in its place (Press et al.,
+        Numerical Recipes, 2007, section 9.4), so that components far apart cost halvings and nothing else.
 
         Args:
             level: [L], strictly between 0 and 1.
@@ -215,13 +221,25 @@ class NormalMixture:
         Returns:
             [L, K, N], in units of y.
         """
-        single: Tensor = self.means + self.stds * torch.special.ndtri(level).view(-1, 1, 1, 1)
+        stds, weights, goal = self.stds, self.weights.unsqueeze(-1), level.view(-1, 1, 1)
+        single: Tensor = self.means + stds * torch.special.ndtri(level).view(-1, 1, 1, 1)
         low, high = single.amin(2), single.amax(2)
-        for _ in range(60):
-            middle = 0.5 * (low + high)
-            below = self.cdf(middle) < level.view(-1, 1, 1)
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return 0.5 * (low + high)
+        density = weights / (stds * math.sqrt(2 * math.pi))
+        y, last = 0.5 * (low + high), high - low
+        left = low < high
+        for _ in range(_MOST):
+            z = (y.unsqueeze(2) - self.means) / stds
+            miss = (weights * torch.special.ndtr(z)).sum(2) - goal
+            step = miss / (density * (-0.5 * z.square()).exp()).sum(2)
+            far = (miss.abs() > _CLOSE * goal) & (step.abs() > _CLOSE * y.abs())
+            low, high = torch.where(miss < 0, y, low), torch.where(miss < 0, high, y)
+            newton, middle = y - step, 0.5 * (low + high)
+            good = (newton >= low) & (newton <= high) & (2 * step.abs() <= last)
+            new = torch.where(left & good, newton, torch.where(left & far, middle, y))
+            last, y, left = (new - y).abs(), new, left & far
+            if not bool(left.any()):
+                break
+        return y
 
     def sample(self, draws: int, noise: Noise | int) -> Tensor:
         """Independent draws, row by row.

@@ -103,6 +103,23 @@ def test_quantiles_invert_the_cdf() -> None:
         assert float(own) == pytest.approx(float(y[k, n]), abs=1e-9)
 
 
+@pytest.mark.parametrize("spread", [0.01, 1.0, 30.0, 1e4])
+def test_quantiles_are_those_of_halving_a_bracket(spread: float) -> None:
+    """Newton's steps alone would leave where two components are far apart, and the density between them is 0."""
+    generator = torch.Generator().manual_seed(3)
+    log_weights = torch.randn(5, 4, generator=generator, dtype=torch.float64).log_softmax(1)
+    means = spread * torch.randn(5, 4, 40, generator=generator, dtype=torch.float64)
+    ours = NormalMixture(log_weights, means, torch.randn(5, 4, 40, generator=generator, dtype=torch.float64).exp())
+    level = torch.tensor([1e-6, 0.025, 0.5, 0.975], dtype=torch.float64)
+    edge = torch.full((4, 5, 40), 60 + 6 * spread, dtype=torch.float64)
+    low, high = -edge, edge
+    for _ in range(80):
+        middle = 0.5 * (low + high)
+        below = ours.cdf(middle) < level.view(-1, 1, 1)
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    torch.testing.assert_close(ours.quantile(level), low, rtol=1e-8, atol=1e-8)
+
+
 def test_one_component_has_the_quantiles_of_a_normal() -> None:
     alone = NormalMixture(
         *(t[:, :1] for t in (torch.zeros(K, 1, dtype=torch.float64), mixture().means, mixture().variances))

@@ -148,10 +148,11 @@ def test_normals_agree_with_the_closed_form() -> None:
         (result.cdf(y), closed.cdf(y)),
         (result.mean, closed.mean),
         (result.variance, closed.variance),
-        (result.quantile(LEVELS), closed.quantile(LEVELS)),
         (result.sample(9, Noise(1, 0, IDS)).shape, closed.sample(9, Noise(1, 0, IDS)).shape),
     ):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+    # between two components the density falls to 1e-7, where the last bit of a cdf moves a quantile by 1e-9
+    torch.testing.assert_close(result.quantile(LEVELS), closed.quantile(LEVELS), rtol=1e-9, atol=1e-12)
 
 
 def test_moments_that_do_not_exist_are_no_numbers() -> None:
