@@ -28,6 +28,8 @@ from matplotlib.text import Text
 from pacbayes_fl import cli, pages
 
 torch.set_num_threads(1)
+_SELDOM = (10_000, 10, 10)
+gc.disable()  # all that is made until tests are collected stays, and was looked through for a third of that time
 # A shell starts its background jobs with Ctrl-C ignored, and Python then leaves it so: here it is sent on purpose.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # The same examples every time, and no time limit per example: a busy machine is no fault.
@@ -51,9 +53,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let the collector of garbage look at what tests leave, and not at the tests and modules, which stay."""
+    """Let the collector of garbage look at what tests leave, now and then, and not at the tests and modules."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*_SELDOM)
+    gc.enable()
 
 
 _PROCESS = os.getpid()
