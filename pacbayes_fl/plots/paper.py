@@ -99,6 +99,7 @@ def _fit(figure: Figure, width: float) -> None:
 def _make_room(figure: Figure) -> None:
     """Keep texts from one another and inside the figure, as far as lines can be broken and ticks left out."""
     figure.draw_without_rendering()
+    # lists, not generators: each legend is placed and each label broken, also after the first that changes
     if any([_place(figure, legend) for legend in list(figure.legends)]):
         figure.draw_without_rendering()
     labels = [(axis.yaxis.label, axis.get_window_extent().height) for axis in figure.axes]
