@@ -196,6 +196,7 @@ def _cost(model: WeightModel, weights: Tensor, batch: ClientBatch, chosen: int) 
 
 def _chunks(model: WeightModel, weights: Tensor, batch: ClientBatch, chosen: int) -> Iterator[Jacobian]:
     """Weighted Jacobians R' J of some rows after the others, as many as fit."""
+    model = model.with_statistics(weights, batch)
     step = max(1, NUMBERS // _cost(model, weights, batch, chosen)[1])
     for at in torch.arange(batch.mask.shape[1], device=batch.mask.device).split(step):
         rows = batch.rows(at.expand(batch.clients, -1))

@@ -341,6 +341,19 @@ class WeightModel(ABC):
         return distribution if distribution.batch_shape == batch.y.shape else distribution.expand(batch.y.shape)
 
     @default
+    def with_statistics(self, weights: Tensor, reference: ClientBatch) -> Self:
+        """Take the statistics of reference rows once, for many calls at the same weights.
+
+        Args:
+            weights: flat [K, D].
+            reference: the clients' training rows.
+
+        Returns:
+            What gives at these weights what this model gives with `reference`; itself where it has no statistics.
+        """
+        return self
+
+    @default
     def log_likelihood(self, weights: Tensor, batch: ClientBatch) -> Tensor:
         """Log likelihood summed over real rows.
 

@@ -140,6 +140,17 @@ def test_variances_of_a_vgg(size: int) -> None:
     close(result, exact_variance(model, theta, batch, index, prior))
 
 
+def test_chunks_of_rows_share_the_statistics_that_normalise_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, theta, batch, _ = scene("vgg")
+    whole, plain = curvature.diagonal_ggn(model, theta, batch), BayesianVGG.images
+    lengths = list[int]()
+    monkeypatch.setattr(BayesianVGG, "images", lambda own, rows: lengths.append(rows.mask.shape[1]) or plain(own, rows))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(curvature, "NUMBERS", 1)
+    close(curvature.diagonal_ggn(model, theta, batch), whole)
+    n = batch.mask.shape[1]
+    assert n > 1 and lengths == [n, *[1] * (1 + n)]  # the statistics, what a row costs, and row by row
+
+
 ROUTES = {
     "structured, primal": ("2 layers", 10, "_add_by_units"),
     "structured, dual": ("2 layers", 40, "_dual_by_units"),

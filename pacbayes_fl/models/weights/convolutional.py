@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from copy import copy
 from itertools import pairwise
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -73,6 +74,18 @@ def normalised(x: Tensor, statistics: Moments, scale: Tensor, shift: Tensor, mas
     # Padding has no say in the statistics: where they are small it would grow from layer to layer until it overflows.
     real = mask.mT.to(x.dtype).unsqueeze(-1)
     return torch.addcmul((real * offset)[..., None, None], (real * slope)[..., None, None], x)
+
+
+class _Statistics(NamedTuple):
+    """Of some clients' rows under their weights.
+
+    Args:
+        layers: moments of every convolution.
+        known: clients with rows [K], bool.
+    """
+
+    layers: list[Moments]
+    known: Tensor
 
 
 def convolved(x: Tensor, weight: Tensor, bias: Tensor, padding: int = 0) -> Tensor:
@@ -349,6 +362,7 @@ class BayesianVGG(ImageNetwork):
     """
 
     row_by_row: ClassVar[bool] = False
+    _statistics: _Statistics | None = None
 
     def __init__(self, input_shape: ImageShape, likelihood: Likelihood, dtype: torch.dtype = torch.float32) -> None:
         """Name the weights of every layer."""
@@ -371,28 +385,32 @@ class BayesianVGG(ImageNetwork):
         self, weights: Weights, rows: ClientBatch, reference: ClientBatch | None, traces: Traces | None
     ) -> Tensor:
         """Apply the convolutions [N, K, C, H, W]; see `ImageNetwork.features`. Known statistics are constants."""
-        if reference is None:
-            return self._normalising(weights, rows, traces)[0]
+        statistics = self._statistics
+        if statistics is None and reference is not None:
+            statistics = self._taken(weights, reference)
+        return self._normalising(weights, rows, traces, statistics)[0]
+
+    def with_statistics(self, weights: Tensor, reference: ClientBatch) -> Self:
+        """Take the statistics of the training rows once; see `WeightModel.with_statistics`."""
+        result = copy(self)
+        result._statistics = self._taken(self.unflatten(weights), reference)
+        return result
+
+    def _taken(self, weights: Weights, reference: ClientBatch) -> _Statistics:
         with torch.no_grad():
-            _, known = self._normalising(weights, reference, None)
-        return self._normalising(weights, rows, traces, known, reference.mask.any(1))[0]
+            return _Statistics(self._normalising(weights, reference, None)[1], reference.mask.any(1))
 
     def _normalising(
-        self,
-        weights: Weights,
-        rows: ClientBatch,
-        traces: Traces | None,
-        known: list[Moments] | None = None,
-        knows: Tensor | None = None,
+        self, weights: Weights, rows: ClientBatch, traces: Traces | None, statistics: _Statistics | None = None
     ) -> tuple[Tensor, list[Moments]]:
         """Apply the convolutions with the rows' own statistics, or known ones for clients that have them."""
         x, used = self._enlarged(self.images(rows)), []
         for layer in range(len(self.kernels)):
             x = self.convolution(x, weights, layer, traces, padding=1)
             own = moments(x, rows.mask)
-            if known is not None and knows is not None:
-                pairs = zip(known[layer], own, strict=True)
-                own = Moments(*(torch.where(knows[:, None], there, here.detach()) for there, here in pairs))
+            if statistics is not None:
+                pairs = zip(statistics.layers[layer], own, strict=True)
+                own = Moments(*(torch.where(statistics.known[:, None], there, here.detach()) for there, here in pairs))
             used.append(own)
             x = normalised(x, own, weights[f"gamma_{layer}"], weights[f"beta_{layer}"], rows.mask)
             x = torch.relu(halved(x))

@@ -145,6 +145,11 @@ class LinearisedPosterior:
             self._say(self._lost & tensors.finite(self.loc))
 
     @cached_property
+    def _fixed(self) -> WeightModel:
+        """The model, with the statistics of the training rows at the estimate."""
+        return self.model if self.reference is None else self.model.with_statistics(self.loc, self.reference)
+
+    @cached_property
     def _lost(self) -> Tensor:
         """Clients whom the Gaussian gives no finite weights [K]."""
         return ~self._finite(self.gaussian)
@@ -214,7 +219,7 @@ class LinearisedPosterior:
 
     def _rows(self, x: Tensor) -> int:
         """Rows whose Jacobian by the weights that count is not too large."""
-        one = linearise(self.model, self.loc, rows_of(x[:, :1], self.noise), self.reference)
+        one = linearise(self._fixed, self.loc, rows_of(x[:, :1], self.noise), self.reference)
         held = 0 if self._drawn(one) else self.gaussian.held
         return max(1, _NUMBERS // max(1, one.outputs.numel() * held + one.jacobian.numel()))
 
@@ -223,7 +228,7 @@ class LinearisedPosterior:
         return linearised.noise is None and self.predictive == "monte-carlo"
 
     def _block(self, x: Tensor, gaussian: GaussianWeights) -> Predictive:
-        linearised = linearise(self.model, self.loc, rows_of(x, self.noise), self.reference)
+        linearised = linearise(self._fixed, self.loc, rows_of(x, self.noise), self.reference)
         if self._drawn(linearised):
             return ClassMixture(average_log_probs(self._log_probs(linearised, gaussian)))
         covariance, outputs = gaussian.output_covariance(linearised.jacobian), linearised.outputs.double()

@@ -196,6 +196,18 @@ def test_a_client_without_training_rows_is_normalised_by_its_own_rows() -> None:
     assert not torch.allclose(mixed[0], alone[0], atol=1e-3)
 
 
+def test_statistics_that_were_taken_before_give_the_same_outputs() -> None:
+    model, rows = network("vgg", (3, 32, 32)), batch_of((3, 32, 32), (3, 2, 2))
+    flat, reference = weights_of(model, 3), batch_of((3, 32, 32), (4, 0, 6), seed=2)
+    fixed, sites = model.with_statistics(flat, reference), model.unflatten(flat)
+    expected = model.forward(sites, rows, reference)
+    for given in (None, rows, reference):  # the statistics are settled
+        assert torch.equal(fixed.forward(sites, rows, given), expected)
+    assert not torch.allclose(model.forward(sites, rows), expected, atol=1e-3)  # the model itself is as it was
+    plain = network("cnn", (1, 16, 16))
+    assert plain.with_statistics(weights_of(plain, 2), batch_of((1, 16, 16), (2, 2))) is plain
+
+
 def test_a_network_without_statistics_ignores_the_training_rows() -> None:
     model, rows = network("cnn", (1, 16, 16)), batch_of((1, 16, 16), (3, 2))
     sites = model.unflatten(weights_of(model, 2))

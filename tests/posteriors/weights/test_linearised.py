@@ -18,6 +18,7 @@ from pacbayes_fl.inference import curvature
 from pacbayes_fl.methods.fedsi import ALPHAS
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
+from pacbayes_fl.models.weights.convolutional import BayesianVGG
 from pacbayes_fl.models.weights.jacobian import linearise
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.classes import ClassMixture
@@ -174,6 +175,18 @@ def test_predictions_do_not_depend_on_other_rows_nor_on_blocks(
     torch.testing.assert_close(one.predict(x[:, 2:3]).log_probs, whole[:, 2:3], rtol=1e-6, atol=1e-7)
     monkeypatch.setattr(linearised, "_NUMBERS", 700)  # two rows
     torch.testing.assert_close(one.predict(x).log_probs, whole, rtol=1e-6, atol=1e-7)
+
+
+def test_blocks_share_the_statistics_that_normalise_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = BayesianVGG((1, 16, 16), Categorical(3), torch.float64), randn(5, 2, N, 1, 16, 16)
+    reference, loc = laplace.clients(model, 3, 2, feature=(1, 16, 16)), model.centre() + 0.2 * randn(3, 2, model.dim)
+    one = posterior(model, DiagonalGaussian(loc, torch.full_like(loc, 1e-3)), "probit", reference=reference)
+    whole, plain, lengths = one.predict(x).log_probs, BayesianVGG.images, list[int]()
+    assert torch.equal(replace(one, model=model).predict(x).log_probs, whole)
+    monkeypatch.setattr(BayesianVGG, "images", lambda own, rows: lengths.append(rows.mask.shape[1]) or plain(own, rows))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(linearised, "_NUMBERS", 1)
+    torch.testing.assert_close(replace(one, model=model).predict(x).log_probs, whole, rtol=1e-6, atol=1e-7)
+    assert lengths == [3, *[1] * (1 + N)]  # the statistics, what a row costs, and row by row
 
 
 def test_the_gaussian_is_inferred_once_and_only_where_it_is_needed() -> None:
