@@ -15,7 +15,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch, group_by_size
 from pacbayes_fl.errors import ClientError, caller_stacklevel
 from pacbayes_fl.federation.plan import FederationPlan
-from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.methods.base import AnyMethod, unwrapped
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.models.weights import program
 
@@ -36,9 +36,7 @@ def prepared(method: AnyMethod, batch: ClientBatch) -> ClientBatch:
     Returns:
         The rows that the program is given.
     """
-    while hasattr(method, "inner"):  # a temperature or folds around it
-        method = method.inner
-    model = getattr(method, "model", None)
+    model = getattr(unwrapped(method), "model", None)
     return program.prepared(model, batch) if isinstance(model, WeightModel) else batch
 
 

@@ -30,6 +30,9 @@ Update = TypeVar("Update")
 Value = TypeVar("Value")
 
 
+RATE: Mapping[str, object] = MappingProxyType({"learning_rate": True})
+"""Metadata of an option that is a learning rate under another name than `rate`, for `slowed`."""
+
 _RANGES = MappingProxyType({"variance": (0.0, math.inf), "inclusion": (0.0, 1.0)})
 
 
@@ -53,7 +56,8 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
     """One paper's algorithm. Final subclasses are frozen dataclasses whose fields are its hyper-parameters.
 
     States, messages and updates are trees of tensors (`tensors`); leaves of clients' states and updates begin with K.
-    An update has a leaf `weight` [K], 0 for a client to be left out.
+    An update has a leaf `weight` [K], 0 for a client to be left out. Fields called `rate`, also of nested options, and
+    those with the metadata `RATE` are learning rates, which are halved where a round has diverged.
 
     Example:
         >>> import torch
@@ -360,8 +364,21 @@ AnyMethod = Method[Any, Any, Any, Any]
 """A method where nobody looks into its states, messages and updates."""
 
 
+def unwrapped(method: AnyMethod) -> AnyMethod:
+    """Take off what is around a method, such as a temperature or folds: methods whose `inner` is another one.
+
+    Args:
+        method: any.
+
+    Returns:
+        The innermost method.
+    """
+    inner = getattr(method, "inner", None)
+    return unwrapped(inner) if isinstance(inner, Method) else method
+
+
 def slowed(method: Value, factor: float) -> Value:
-    """Scale every learning rate of a method: fields called `rate`, also of nested options.
+    """Scale every learning rate of a method: fields called `rate` or marked by `RATE`, also of nested options.
 
     Args:
         method: a frozen dataclass of hyper-parameters.
@@ -374,7 +391,7 @@ def slowed(method: Value, factor: float) -> Value:
     whole: Any = method
     for field in fields(whole):
         old = getattr(method, field.name)
-        if field.name == "rate" and old is not None:
+        if (field.name == "rate" or RATE.items() <= field.metadata.items()) and old is not None:
             changes[field.name] = old * factor
         elif is_dataclass(old) and not isinstance(old, type) and (new := slowed(old, factor)) is not old:
             changes[field.name] = new

@@ -52,7 +52,7 @@ class ServerStep:
     Args:
         optimiser: of the server: "sgd" takes the clients' mean, or FedAvgM with momentum; "adagrad", "yogi" and "adam"
             are FedAdagrad, FedYogi and FedAdam.
-        rate: of the server's step; 1 with "sgd" and 0.01 with the others when None.
+        rate: of the server's step; 1 with "sgd", the clients' mean, and 0.01 with the others when None.
         momentum: of the server's "sgd".
         beta1: share of the mean steps before in the first moment of the server's adaptive steps.
         beta2: share of the squares before in the second moment of the server's "yogi" and "adam".
@@ -72,11 +72,13 @@ class ServerStep:
         if self.momentum and self.optimiser != "sgd":
             what = f"server_momentum = {self.momentum:g} is of server = 'sgd', and server is {self.optimiser!r}"
             raise StudyError(what, hint="server_beta1 is the momentum of adaptive steps")
+        if self.rate is None and self.optimiser != "sgd":  # a number, so that it is halved as all learning rates are
+            object.__setattr__(self, "rate", 0.01)
 
     @property
     def eta(self) -> float:
         """Rate of the server's step."""
-        return self.rate if self.rate is not None else 1.0 if self.optimiser == "sgd" else 0.01
+        return 1.0 if self.rate is None else self.rate
 
     def start(self, theta: AnyTree) -> State:
         """Initial state of the optimiser.

@@ -12,7 +12,7 @@ import torch
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import caller_stacklevel
-from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.methods.base import AnyMethod, unwrapped
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.models.inducing import AUTO, Inducing
 from pacbayes_fl.study.file import Study
@@ -67,8 +67,7 @@ def work_of(study: Study, method: AnyMethod, sizes: Sequence[int], done: int = 0
     Returns:
         The work; None of a method without a prior over functions.
     """
-    while hasattr(method, "inner"):
-        method = method.inner
+    method = unwrapped(method)
     model, steps = getattr(method, "model", None), getattr(method, "steps", 0)
     if not isinstance(model, FunctionModel) or hasattr(method, "inducing"):
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +14,9 @@ from pacbayes_fl.federation import client_calls
 from pacbayes_fl.federation.client_calls import CallSplitter
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
+from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.methods.tempered import Tempered
+from pacbayes_fl.models.weights import program
 from tests.federating import pac_pfl
 from tests.laws.cases import federation, from_recipe
 
@@ -33,6 +36,20 @@ def test_calls_are_small_enough_and_hold_everybody_once(waste: float, chunk: int
         assert max(rows) <= max(waste * min(rows), min(rows) + 8)
         assert len(call) == 1 or len(call) * method.footprint(max(rows)) <= chunk
     assert (len(calls) == len(positions)) == (chunk == 1)
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda method: method, lambda method: Tempered(method, 2.0)], ids=["bare", "tempered"]
+)
+@pytest.mark.parametrize("name", [name for name, recipe in METHODS.items() if recipe.model == "weights"])
+def test_the_program_of_every_method_is_checked_before_it_trains(
+    name: str, wrap: Callable[[AnyMethod], AnyMethod], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = []
+    monkeypatch.setattr(program, "prepared", lambda model, batch: checked.append(model) or batch)  # type: ignore[func-returns-value]
+    method = from_recipe(METHODS[name], 1)
+    client_calls.prepared(wrap(method), federation(1))
+    assert checked == [getattr(method, "model", None)]
 
 
 def test_pooled_methods_see_everybody_at_once() -> None:

@@ -296,6 +296,13 @@ ALL = tuple(_cases())
 LABELLED = tuple(_labelled_cases())
 """Methods that predict labels."""
 
+BY_EPOCHS = tuple(
+    Case(f"{name}-epochs", partial(from_recipe, recipe, options=_LONG), labelled=labels_only(recipe), dimensions=(3,))
+    for name, recipe in METHODS.items()
+    if recipe.model == "weights" and "epochs" in {field.name for field in fields(recipe.options)}
+)
+"""All methods on networks that can go through their rows, which long and short clients of a call do unlike times."""
+
 FEDERATED = tuple(case for case in ALL if case.build(1).federated)
 FEDERATED_LABELLED = tuple(case for case in LABELLED if case.build(3).federated)
 

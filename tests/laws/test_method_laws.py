@@ -38,6 +38,7 @@ from pacbayes_fl.testing import laws
 from pacbayes_fl.testing.scene import ARRANGEMENTS, Arrangement, Part
 from tests.laws.cases import (
     ALL,
+    BY_EPOCHS,
     FEDERATED,
     FEDERATED_LABELLED,
     LABELLED,
@@ -74,6 +75,14 @@ def test_a_round_does_not_depend_on_how_clients_are_called(case: Case, d: int) -
 @every_method
 def test_personalisation_does_not_depend_on_how_clients_are_called(case: Case, d: int) -> None:
     laws.personalisation_keeps(scene(case, d), arrangements(case, d))
+
+
+@pytest.mark.parametrize("case", BY_EPOCHS, ids=str)
+def test_clients_of_many_rows_draw_no_longer_for_those_of_few(case: Case) -> None:
+    s, alone = scene(case, 3), {"one by one": ARRANGEMENTS["one by one"]}
+    if s.method.federated:
+        laws.round_keeps(s, alone)
+    laws.personalisation_keeps(s, alone)
 
 
 @every_federated

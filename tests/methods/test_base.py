@@ -68,7 +68,8 @@ def rates(value: object, path: str = "") -> dict[str, float]:
         parts = value
     else:
         parts = {}
-    result = {f"{path}.{name}": part for name, part in parts.items() if "rate" in str(name) and isinstance(part, float)}
+    named = [name for name in parts if "rate" in str(name) or (type(value).__name__, name) == ("PFedMe", "eta")]
+    result = {f"{path}.{name}": parts[name] for name in named if isinstance(parts[name], float)}
     return result | {key: rate for name, part in parts.items() for key, rate in rates(part, f"{path}.{name}").items()}
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.methods.base import slowed
 from pacbayes_fl.methods.baselines.averaging import Server, Update
 from pacbayes_fl.methods.baselines.fedavg import FedAvg
 from pacbayes_fl.server.step import ServerStep
@@ -86,6 +87,13 @@ def test_the_default_is_the_mean_bit_by_bit() -> None:
     after = method.server(Server(randn(4, MODEL.dim)), Update(theta, weight, weight, weight), 4)
     assert torch.equal(after.theta, tensors.weighted_mean(theta, weight))
     assert list(tensors.leaves(method.init_server(torch.Generator()))) == ["theta"]  # nothing else is saved
+
+
+@pytest.mark.parametrize("optimiser", ["adagrad", "yogi", "adam"])
+def test_the_usual_rate_of_an_adaptive_step_is_halved_as_one_that_was_given(optimiser: Any) -> None:
+    assert ServerStep(optimiser) == ServerStep(optimiser, rate=0.01)
+    assert slowed(ServerStep(optimiser), 0.5).eta == 0.005
+    assert slowed(ServerStep(), 0.5) == ServerStep()  # the clients' mean is none
 
 
 def test_the_moments_are_kept_and_not_sent() -> None:

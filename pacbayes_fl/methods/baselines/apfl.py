@@ -11,6 +11,7 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.inference import map_estimate
+from pacbayes_fl.methods.base import RATE
 from pacbayes_fl.methods.baselines.averaging import AveragedWeights, Server, Update
 from pacbayes_fl.methods.options import Paper
 from pacbayes_fl.methods.recipe import ROUNDS, SEARCH_NETWORK, MethodSummary, OneOf, Recipe
@@ -46,7 +47,7 @@ class APFL(AveragedWeights[Mixing]):
 
     weighting: average.Weighting = option("uniform", paper=Paper("uniform", "Algorithm 1"))
     mixing: float = option(0.5, low=0, high=1, symbol="alpha")
-    share_rate: float = option(0.0, low=0)
+    share_rate: float = option(0.0, low=0, metadata=RATE)
     join_passes: int = option(10, low=1)
 
     def init_clients(self, message: Server, batch: ClientBatch) -> Mixing:

@@ -34,8 +34,9 @@ class Ditto(PersonalWeights):
 
     def train(self, theta: Tensor, own: Tensor, batch: ClientBatch, noise: Noise) -> Trained:
         """Descend the global objective from theta [K, D], and each client's own one from `own` [K, D]."""
+        forked = noise.fork()  # with epochs the first descent draws as long as the longest client of the call needs
         sent, _, loss = map_estimate.fit(self.model, self.local, theta, batch, noise)
-        return Trained(sent, self._pulled(own, theta, batch, noise), loss)
+        return Trained(sent, self._pulled(own, theta, batch, forked), loss)
 
     def newcomer(self, theta: Tensor, batch: ClientBatch, noise: Noise) -> Tensor:
         """Descend the own objective from the global weights theta [K, D], for a client that never took part."""

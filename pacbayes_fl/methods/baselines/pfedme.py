@@ -12,6 +12,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.inference import map_estimate, turns
 from pacbayes_fl.inference.map_estimate import GaussianPrior, LocalDescent
+from pacbayes_fl.methods.base import RATE
 from pacbayes_fl.methods.baselines.personal import PersonalWeights, Trained
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, LogUniform, MethodSummary, Recipe
@@ -51,7 +52,7 @@ class PFedMe(PersonalWeights):
     weighting: average.Weighting = option("uniform", paper=Paper("uniform", "Algorithm 1"))
     lam: float = option(1.0, above=0, symbol="lambda", paper=Paper(15.0, "pFedBayes, section 6.2"))
     inner: int = option(5, low=1, symbol="K", paper=Paper(5, "experiments"))
-    eta: float = option(0.075, above=0, symbol="eta", paper=Paper(0.01, "pFedBayes, section 6.2"))
+    eta: float = option(0.075, above=0, symbol="eta", paper=Paper(0.01, "pFedBayes, section 6.2"), metadata=RATE)
     restart: bool = False
     personal: Literal["theta", "w"] = option("theta", paper=Paper("theta", "the solution of the inner problem"))
     decay: float = option(0.0, low=0)
