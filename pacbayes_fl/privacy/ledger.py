@@ -327,6 +327,30 @@ def file_of(message: str) -> str:
     return RELEASE if message == ROUND else f"release_{message}.safetensors"
 
 
+def to_release(path: Path) -> bytes:
+    """Read a ledger as everybody may: orders of cohorts, which are fingerprints of all clients' ids, become numbers.
+
+    Args:
+        path: of a run's ledger.
+
+    Returns:
+        A ledger of the same releases, as a file.
+
+    Raises:
+        PrivacyError: when it is not there or damaged.
+    """
+    entries, delta, randomness, _ = _read(path)
+    if delta is None:
+        raise _damaged(path)
+    orders = dict.fromkeys(charge.cohorts.order for charge, _ in entries if charge.cohorts.order)
+    numbers = {order: str(number) for number, order in enumerate(orders, 1)} | {"": ""}
+    numbered = [
+        (replace(charge, cohorts=replace(charge.cohorts, order=numbers[charge.cohorts.order])), count)
+        for charge, count in entries
+    ]
+    return _ledger_bytes(numbered, delta, randomness == "simulation", ())
+
+
 def _with(entries: Entries, charge: Charge) -> Entries:
     """Count one more charge."""
     last, count = entries[-1] if entries else (None, 0)

@@ -163,7 +163,7 @@ def release(folder: Path, out: Path, public_scaling: bool = False) -> str:
         files[residuals.FILE] = residuals.to_json(known.errors, known.round)
     private = known.study.privacy.epsilon is not None
     if private:
-        files[ledger.NAME] = (folder / ledger.NAME).read_bytes()
+        files[ledger.NAME] = ledger.to_release(folder / ledger.NAME)
     simulated = known.study.privacy.randomness == "simulation"
     text = _WORDS["clear" if not private else "simulated" if simulated else "private"]
     if public_scaling and scaling.FILE in files:
@@ -175,11 +175,12 @@ def release(folder: Path, out: Path, public_scaling: bool = False) -> str:
 
 
 def _study(known: Served) -> Study:
-    """Leave out of a study where its data are and how they were dealt out."""
+    """Leave out of a study where its data and its shared ledger are, who is left out, and how rows were dealt out."""
     task: Any = "auto" if known.schema.classes is None else "classification"
     return replace(
         known.study,
-        data=replace(known.study.data, source=WITHHELD, options={}, follow_seed=False, task=task),
+        data=replace(known.study.data, source=WITHHELD, options={}, exclude_clients=(), follow_seed=False, task=task),
+        privacy=replace(known.study.privacy, ledger=None, total=None),
     )
 
 
@@ -206,8 +207,12 @@ def _labels(study: Study, folder: Path) -> JsonTable:
         what, usual = f"{folder / 'labels.json'} cannot be read: {error}", "finish the run with --resume"
         what, hint = results_ended.unfinished(folder, what, usual)
         raise DataError(what, hint=hint) from error
-    spent = study.privacy.epsilon is not None
-    return kept | ({"privacy": result["privacy"]} if spent and "privacy" in result else {})
+    if study.privacy.epsilon is None or "privacy" not in result:
+        return kept
+    spent = dict(result["privacy"])
+    if "ledger" in spent:  # its client is the one for whom all runs together have spent most
+        spent["ledger"] = {name: value for name, value in spent["ledger"].items() if name != "client"}
+    return kept | {"privacy": spent}
 
 
 def _about(known: Served) -> JsonTable:

@@ -19,6 +19,8 @@ from pacbayes_fl.errors import CheckpointError, PacBayesFLError, PrivacyError, S
 from pacbayes_fl.federation import messages
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.privacy.accounting import Budget
+from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.results import records as results
 from pacbayes_fl.study import release, run
 from pacbayes_fl.study.predict import join
@@ -83,6 +85,25 @@ def assert_same_predictions(mine: dict[str, Any], theirs: dict[str, Any]) -> Non
         for field, values in vars(one).items():
             other = getattr(theirs[name], field)
             assert torch.equal(values, other) if isinstance(values, torch.Tensor) else values == other, (name, field)
+
+
+def test_nobody_who_was_left_out_or_paid_most_is_named(table_of: Path, tmp_path: Path) -> None:
+    known = (*QUICK, "data.scale=client", "seed=3")
+    table = write_csv(tmp_path / "table.csv", [*rows(3), *({**row, "client": "smith"} for row in rows(3)[:8])])
+    shared = (f"privacy.ledger={tmp_path / 'together.json'}", "privacy.total=200", "data.exclude_clients=['smith']")
+    in_order = ("federation.cohort=2", "privacy.cohort=in-order")
+    for name, data, sets in (("shared", table, shared), ("in_order", table_of, in_order)):
+        run.run(on_csv(data, *known, *sets), tmp_path / name)
+        release.release(tmp_path / name, tmp_path / f"{name}_out")
+    paid = json.loads((tmp_path / "shared" / "labels.json").read_text())["privacy"]["ledger"]["client"]
+    files = b"".join(path.read_bytes() for path in (tmp_path / "shared_out").iterdir())
+    assert paid and paid.encode() not in files and b"smith" not in files and b"together" not in files
+    before, after = (Ledger(tmp_path / name, Budget(50, 0.01)) for name in ("in_order", "in_order_out"))
+    assert {charge.cohorts.order for charge in after.charges} == {"1"}
+    assert before.charges[0].cohorts.order not in (tmp_path / "in_order_out" / "privacy.json").read_text()
+    assert after.statement() == before.statement()
+    for name in ("shared_out", "in_order_out"):
+        assert join(release.open_release(tmp_path / name), newcomers(tmp_path / "later.csv", name="pac-pfl"))
 
 
 @pytest.mark.parametrize("source", ["polynomial", "csv", "npz", "images"])
