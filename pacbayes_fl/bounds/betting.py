@@ -104,7 +104,7 @@ def _descended(losses: Tensor, goal: Tensor, counts: Tensor) -> Tensor:
     """Take Newton's steps to the least m [*] whose capital reaches a goal [*]; 1 where none does."""
     bets = _bets(losses)
     mean = (counts * losses).sum(-1) / counts.sum(-1)
-    at = -torch.log1p(-mean.expand(goal.shape)).clamp_max(1.0 - 1e-16)
+    at = -torch.log1p(-mean.clamp_max(1.0 - 1e-16)).expand(goal.shape)
     for step in range(_NEWTON):
         # A factor f has the slope 1 - (1 - g) / f by s.
         kept = (1.0 - bets) / (1.0 - bets + bets * ((1.0 - losses) * at.exp().unsqueeze(-1)).unsqueeze(-1))

@@ -81,7 +81,7 @@ def finite_divergence(kl: Number) -> Tensor:
     if bool(torch.as_tensor(kl, dtype=torch.float64).isposinf().any()):
         raise AssumptionError(
             "kl must be finite, got inf: the divergence of atoms, such as SVGD's particles, from a density",
-            hint="blur them: posteriors.particles.SmoothedHyperPosterior",
+            hint="blur them: posteriors.hyper_posterior.SmoothedHyperPosterior",
         )
     return checked("kl", kl, 0.0)
 

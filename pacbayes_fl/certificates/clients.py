@@ -53,7 +53,7 @@ def certify(
     """Bound the true risk of every client of a finished run.
 
     Args:
-        trained: as `study.open_run` gives it.
+        trained: as `study.run.open_run` gives it.
         request: which bound, on which loss; or the name of a bound, or "mine.py:MY_BOUND", with all else by default.
         on_clients: called with the number of clients that were done in one go.
         ship: new folder for the networks of a bound on one draw, a folder a client for `load_network`; None for none.

@@ -315,7 +315,7 @@ def print_certificates(table: CertifiedRun) -> None:
     """Print the bounds of a run: one line per client, and a summary.
 
     Args:
-        table: as `certify.clients.certify` gives it.
+        table: as `certificates.clients.certify` gives it.
     """
     whom = "of all lines at once" if table.labels.get("jointly") else "of each line on its own"
     at = f", round {table.model['round']}" if table.model else ""

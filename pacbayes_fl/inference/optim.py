@@ -5,29 +5,15 @@ Adam is elementwise, so a batched Adam equals one per client but for its step co
 
 from __future__ import annotations
 
-from typing import Generic, Literal, NamedTuple, TypeVar, get_args
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from pacbayes_fl.errors import StudyError
 from pacbayes_fl.tensors import leaves, tree_map, where
 
 Tree = TypeVar("Tree")
 Optimiser = Literal["adam", "sgd"]
-
-
-def check_optimiser(name: str) -> None:
-    """Refuse a name that no optimiser has.
-
-    Args:
-        name: of `Optimiser`.
-
-    Raises:
-        StudyError: naming the known ones.
-    """
-    if name not in get_args(Optimiser):
-        raise StudyError(f"optimiser must be one of {', '.join(get_args(Optimiser))}, got {name!r}")
 
 
 class Adam(NamedTuple, Generic[Tree]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -17,7 +17,7 @@ from pacbayes_fl.pages.chart import Chart
 from pacbayes_fl.pages.markup import Element, figures, number, section, table, tag
 from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.comparison import direction, worst
-from pacbayes_fl.results.metrics import MODELS, PARTS, box_columns, is_raw, metric_of, run_columns
+from pacbayes_fl.results.metrics import PARTS, box_columns, is_raw, metric_of, run_columns
 from pacbayes_fl.results.recorded import RECORDED, with_unit
 from pacbayes_fl.results.records import Result
 
@@ -229,16 +229,3 @@ def _name_far(chart: Chart, line: str, values: Array, clients: Sequence[str], en
         chart.note(f"{line}, beyond the whiskers: {listed(said)}.")
     if count := int(((finite < ends[0]) | (finite > ends[1])).sum()):
         chart.note(f"{line}: {count} beyond the axis, drawn at its end.")
-
-
-def models_of(columns: Iterable[str]) -> list[str]:
-    """Name the models of a classifier that have scores.
-
-    Args:
-        columns: of scores.
-
-    Returns:
-        Of "pm" and "gm".
-    """
-    every = [*columns]
-    return [model for model in MODELS if any(name.startswith(f"{model}.") for name in every)]

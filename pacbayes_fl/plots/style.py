@@ -135,13 +135,6 @@ def target_label(result: Result) -> str:
     return with_unit(str(result.labels.get("target_name", "y")), str(result.labels.get("target_unit", "")))
 
 
-def feature_label(result: Result, feature: int) -> str:
-    """Name an input feature with its unit, from the lists `feature_name` and `feature_unit` in the labels."""
-    names, units = (list(result.labels.get(key, ())) for key in ("feature_name", "feature_unit"))
-    name = str(names[feature]) if feature < len(names) else "x"
-    return with_unit(name, str(units[feature]) if feature < len(units) else "")
-
-
 def metric_label(column: str, result: Result) -> str:
     """Name a column of scores, or a recorded number, for an axis: "pm.accuracy" is "accuracy, personal model"."""
     *parts, name = column.split(".")

@@ -36,7 +36,7 @@ from pacbayes_fl.results.records import SIMULATED_EPSILON
 FORMAT_VERSION: Final = 1
 NAME: Final = "privacy.json"
 RELEASE: Final = "release.safetensors"
-OUTSIDE: Final = ("scaling", "start", "residuals")
+OUTSIDE: Final = ("scaling", "residuals")
 """Messages that clients send once and outside of rounds: each release is kept for good, in a file of its own."""
 
 _AHEAD: Final = 1024

@@ -128,9 +128,10 @@ class SharedLedger:
 
         Raises:
             PrivacyError: when the budget would be exceeded, there is no budget, the file is damaged, lost, of another
-                budget or of another randomness; nothing is written then.
+                budget or of another randomness, or cohorts follow an order; nothing is written then.
             CheckpointError: when it cannot be written.
         """
+        _refuse_orders(charges)
         with self._locked():
             content = self._content(new=not known)
             mine = next((key for key in known if key in content.runs), None)
@@ -157,6 +158,7 @@ class SharedLedger:
         """
         if Counter(charges) <= self._reserved:
             return
+        _refuse_orders(charges)
         with self._locked():
             content = self._content()
             wanted = self._reserved | Counter(charges)
@@ -281,6 +283,13 @@ class SharedLedger:
             "runs": {key: _saved(run) for key, run in content.runs.items()},
         }
         write_atomic(self.path, json.dumps(body | {"sha256": checksum(body)}, indent=1).encode())
+
+
+def _refuse_orders(charges: Sequence[Charge]) -> None:
+    """Refuse cohorts in order: every run begins the order anew, so that runs together are no one run that goes on."""
+    if any(charge.cohorts.kind == "in-order" for charge in charges):
+        what = "cohorts in order are accounted for in a row, and a shared ledger has several runs"
+        raise PrivacyError(what, hint="another privacy.cohort, or no privacy.ledger")
 
 
 def read(path: Path) -> Content:

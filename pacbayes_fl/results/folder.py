@@ -43,7 +43,6 @@ FILES: Mapping[str, Content] = MappingProxyType(
         "release.safetensors": Content("the newest release, for a round that a crash cuts short, and who took part"),
         "noise.safetensors": Content("the secret noise of the last releases, from which that of the next one follows"),
         "release_scaling.safetensors": Content("the noisy moments by which columns are scaled"),
-        "release_start.safetensors": Content("the noisy sums where learning started"),
         "release_residuals.safetensors": Content("the noisy shape of errors"),
         "rounds.jsonl": Content("the record of every round"),
         "ended.json": Content("the error that ended the run before its last round", again=True),

@@ -1,6 +1,6 @@
 """The table of everything else that a run records: numbers of rounds, histograms, and numbers of clients' states.
 
-Nothing is imported here that computes. Numbers of metrics are in `metrics.table`; a method's own numbers are those of
+Nothing is imported here that computes. Numbers of metrics are in `results.metrics`; a method's own numbers are those of
 its `report` (rounds) and its `describe` (clients).
 """
 

@@ -45,8 +45,8 @@ class RoundRecord:
         round: rounds finished, counted from 1.
         clients: how many took part; of a private round how many were expected.
         dropped: names of clients that were left out for a fault.
-        values: numbers of the round by name: those of `metrics.recorded.RECORDED`, and in rounds that are evaluated
-            the headline metric of the task (`metrics.table`) on test rows; classifiers have it for the personal models
+        values: numbers of the round by name: those of `results.recorded.RECORDED`, and in rounds that are evaluated
+            the headline metric of the task (`results.metrics`) on test rows; classifiers have it for personal models
             ("pm.") and the global model ("gm."), and both with "validation." in front on validation rows. Private
             rounds have the epsilon spent so far (in a simulation as `SIMULATED_EPSILON`) where they are evaluated, and
             nothing else that tells of clients.

@@ -214,7 +214,7 @@ def k_means(points: Tensor, weight: Tensor, clusters: int, steps: int = 20) -> T
     nearest = squares.clone()
     chosen: list[Tensor] = []
     for _ in range(min(clusters, len(points))):
-        far = nearest.argmax().view(1)
+        far = torch.where(present, nearest, -1.0).argmax().view(1)  # who is absent stands at the middle
         chosen.append(far)
         distances = squares + squares.index_select(0, far) - 2 * inner.index_select(1, far).squeeze(1)
         nearest = torch.minimum(nearest, distances) if len(chosen) > 1 else distances

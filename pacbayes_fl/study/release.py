@@ -91,7 +91,7 @@ def served(trained: Trained) -> Served:
     """Leave the clients of a run aside.
 
     Args:
-        trained: as `study.open_run` gives it.
+        trained: as `study.run.open_run` gives it.
 
     Returns:
         What the server knows.

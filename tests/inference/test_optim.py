@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl import tensors
-from pacbayes_fl.errors import StudyError
-from pacbayes_fl.inference.optim import Adam, adam, adam_, adam_init, check_optimiser, sgd, step_
+from pacbayes_fl.inference.optim import Adam, adam, adam_, adam_init, sgd, step_
 
 
 class Weights(NamedTuple):
@@ -185,5 +184,3 @@ def test_a_step_is_torch_s_and_who_does_not_take_it_stays(optimiser: Any) -> Non
         torch.testing.assert_close(result[active], own.detach()[active], rtol=1e-12, atol=1e-14)
         assert torch.equal(result[~active], getattr(start, name)[~active])
         assert not getattr(state.first, name)[~active].any() and not getattr(state.second, name)[~active].any()
-    with pytest.raises(StudyError, match="optimiser must be one of adam, sgd, got 'lion'"):
-        check_optimiser("lion")

@@ -19,7 +19,7 @@ from matplotlib.text import Text
 from pacbayes_fl import plots
 from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.plots import FIGURES, NothingToDrawError, learning_curve, particle_ablation, save_all, save_joint
-from pacbayes_fl.plots.style import feature_label, metric_label, target_label
+from pacbayes_fl.plots.style import metric_label, target_label
 from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun
 from pacbayes_fl.results.recorded import with_unit
 from pacbayes_fl.results.records import Result
@@ -115,7 +115,6 @@ def test_every_axis_is_labelled_for_any_number_of_clients(
 
 def test_words_on_axes(result: Result) -> None:
     assert with_unit("x", "1") == with_unit("x", "") == "x"
-    assert [feature_label(result, j) for j in range(3)] == ["time of day (h)", "lag 1 (kW)", "x"]
     assert target_label(result) == "power (kW)"
     assert metric_label("crps_raw", result) == "CRPS (kW)"
     assert metric_label("crps", result) == "CRPS (standard deviations of the client's targets)"

@@ -58,6 +58,16 @@ def test_two_runs_cost_what_dp_accounting_composes(tmp_path: Path) -> None:
     assert result.runs == 1 and result.epsilon > max(epsilon([CHARGE] * 10, DELTA), epsilon([OTHER] * 40, DELTA))
 
 
+def test_cohorts_in_order_are_refused_since_every_run_begins_the_order_anew(tmp_path: Path) -> None:
+    in_order = Charge("gaussian", 4.0, 9, Cohorts(20, 5, "in-order", order="a"))
+    with pytest.raises(PrivacyError, match="accounted for in a row"):
+        Folder(tmp_path / "ledger").join([CHARGE, in_order])
+    assert not (tmp_path / "ledger").exists()
+    place = Folder(tmp_path / "ledger").join([CHARGE])
+    with pytest.raises(PrivacyError, match="accounted for in a row"):
+        place.cover([CHARGE, in_order])
+
+
 def test_what_is_reserved_counts_and_what_is_not_spent_is_given_back(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     half = epsilon([CHARGE] * 10, DELTA)

@@ -104,6 +104,11 @@ def test_clients_of_no_weight_found_no_group() -> None:
     assert adjusted_rand_score(alone.numpy(), result[rest].numpy()) == 1.0 and set(result[rest].tolist()) == {0, 1}
 
 
+def test_who_is_absent_takes_no_group_from_who_is_there() -> None:
+    points = torch.tensor([[-10.0], [10.0], [9.0], [0.1]])
+    assert clusters.k_means(points, torch.tensor([1.0, 1.0, 1.0, 0.0]), 3).tolist()[:3] == [0, 1, 2]
+
+
 def test_fewer_clients_than_groups_leave_some_empty() -> None:
     result = clusters.k_means(randn(0, 2, 3), torch.ones(2, dtype=torch.float64), 5)
     assert sorted(result.tolist()) == [0, 1]

@@ -74,7 +74,7 @@ class Tempered(LocalInference):
 @final
 @dataclass(frozen=True)
 class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
-    """PAC-PFL on networks (Algorithms 1 and 2, eqs. 37-40); the server's half as in `pac_pfl.FederatedSVGD`.
+    """PAC-PFL on networks (Algorithms 1 and 2, eqs. 37-40); the server's half as in `methods.pac_pfl.gp.FederatedSVGD`.
 
     A prior is a diagonal Gaussian over the weights, a particle phi its (mu, rho) [2 D]. One round is one gradient, of a
     minibatch under L draws. beta tempers the clients' posteriors; None stands for m_k, which makes Z the marginal

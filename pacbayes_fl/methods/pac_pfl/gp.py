@@ -1,6 +1,6 @@
 """PAC-PFL with Gaussian processes: a distribution over priors, learned by federated SVGD (Algorithms 1 and 2).
 
-Algorithm 1, the server, is `FederatedSVGD`, which PAC-PFL on networks (`pac_pfl_bnn`) shares:
+Algorithm 1, the server, is `FederatedSVGD`, which PAC-PFL on networks (`methods.pac_pfl.bnn`) shares:
 
     2  draw phi_1, ..., phi_k from the hyper-prior P                                         `init_server`
     3  for t = 1, ..., T                                                                     `federation.engine`

@@ -391,7 +391,15 @@ class BayesianVGG(ImageNetwork):
         return self._normalising(weights, rows, traces, statistics)[0]
 
     def with_statistics(self, weights: Tensor, reference: ClientBatch) -> Self:
-        """Take the statistics of the training rows once; see `WeightModel.with_statistics`."""
+        """Take the statistics of the training rows once; see `WeightModel.with_statistics`.
+
+        Args:
+            weights: flat [K, D].
+            reference: the clients' training rows.
+
+        Returns:
+            A network that normalises by them.
+        """
         result = copy(self)
         result._statistics = self._taken(self.unflatten(weights), reference)
         return result

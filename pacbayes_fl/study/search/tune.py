@@ -245,7 +245,7 @@ def tune(
         budget: configurations; the first is the study's own, with the first candidate of what that leaves open.
         folds: of the cross-validation.
         seed: of the search.
-        score: one of `metrics.table.search_scores` of the task, the smaller the better; the first when None.
+        score: one of `results.metrics.search_scores` of the task, the smaller the better; the first when None.
         sets: assignments such as "data.options.samples=20"; a key that they fix is not searched.
         on_trial: called after every configuration that is tried, with its number.
         log: where trials are kept; those that it holds are not made again.
