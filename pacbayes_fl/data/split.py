@@ -201,14 +201,15 @@ def held_out(batch: ClientBatch, count: int, told: Told | None = None) -> tuple[
 
     Returns:
         The rest and what is held out, of all clients: one row of a client with fewer rows than parts, and none of a
-        single one, or where no row is beside it that is not told its target.
+        single one, or where no row is beside it that is not told its target. Labels that are held out are among the
+        rest too; of a client that has one row of each it is one of them, another from client to client.
     """
     dealt = []
     for k, m in enumerate(int(size) for size in batch.size.tolist()):
-        if m < count:
-            dealt.append(torch.arange(m) + (m == 1))
+        if not batch.y.is_floating_point():
+            dealt.append(_known_labels(batch.y[k, :m].cpu(), count, batch.ids[k]))
         else:
-            dealt.append(_blocks(m, count) if batch.y.is_floating_point() else _labelled(batch.y[k, :m], count))
+            dealt.append(torch.arange(m) + (m == 1) if m < count else _blocks(m, count))
         if told is not None and bool((told(k, dealt[k] == 0) | (dealt[k] == 0)).all()):
             dealt[k] += 1
     return _by_fold(batch, dealt, [0], told)[0]
@@ -225,6 +226,18 @@ def _labelled(y: Tensor, count: int) -> Tensor:
     fold = torch.empty(len(y), dtype=torch.int64)
     fold[y.cpu().argsort(stable=True)] = torch.arange(len(y)) % count
     return fold
+
+
+def _known_labels(y: Tensor, count: int, client: int) -> Tensor:
+    """0 for rows with a label [m] that are held out, 1 for the others: no model knows what its client never saw."""
+    _, kind, times = y.unique(return_inverse=True, return_counts=True)
+    held = _labelled(y, count) == 0 if len(y) >= count else torch.zeros(len(y), dtype=torch.bool)
+    left = times - kind[held].bincount(minlength=len(times))
+    held &= left[kind] > 0
+    if len(y) > 1 and not held.any():
+        again = (times[kind] > 1).nonzero()
+        held[again[0] if len(again) else y.argsort(stable=True)[client % len(y)]] = True
+    return (~held).long()
 
 
 def _enough(batch: ClientBatch, count: int) -> list[int]:

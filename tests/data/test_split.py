@@ -203,3 +203,16 @@ def test_what_is_held_out_is_the_first_fold_and_one_row_of_few_but_never_the_las
     for k, (x, _) in enumerate(rows):
         parts = torch.cat([one.x[k, : int(one.size[k])] for one in (rest, held)])
         assert sorted(parts.tolist()) == sorted(x.tolist())
+
+
+def test_no_label_is_held_out_that_its_client_would_not_know_any_more() -> None:
+    labels = [[0, 0, 1, 2, 3, 4, 5, 6], [0, 1, 1], [0, 1, 2], [2, 0, 1], [0, 1, 2, 3, 4, 5, 6], [0] * 6 + [1] * 5 + [2]]
+    clients = [(torch.arange(float(len(y))).unsqueeze(1), torch.tensor(y)) for y in labels]
+    batch = ClientBatch.stack(clients, [*"abcdef"], [0, 1, 3, 4, 5, 6])
+    rest, held = held_out(batch, 5)
+    chosen = [
+        [labels[k][int(at)] for at in own[mask, 0]] for k, (own, mask) in enumerate(zip(held.x, held.mask, strict=True))
+    ]
+    # The only row of a label stays; of clients with one of each the number of the client (3, 4, 5) says which goes.
+    assert chosen == [[0], [1], [0], [1], [5], [0, 0, 1]]
+    assert (rest.size + held.size).equal(batch.size)
