@@ -207,7 +207,7 @@ def held_out(batch: ClientBatch, count: int, told: Told | None = None) -> tuple[
     dealt = []
     for k, m in enumerate(int(size) for size in batch.size.tolist()):
         if not batch.y.is_floating_point():
-            dealt.append(_known_labels(batch.y[k, :m].cpu(), count, batch.ids[k]))
+            dealt.append((~held_labels(batch.y[k, :m].cpu(), count, 0, batch.ids[k])).long())
         else:
             dealt.append(torch.arange(m) + (m == 1) if m < count else _blocks(m, count))
         if told is not None and bool((told(k, dealt[k] == 0) | (dealt[k] == 0)).all()):
@@ -228,16 +228,28 @@ def _labelled(y: Tensor, count: int) -> Tensor:
     return fold
 
 
-def _known_labels(y: Tensor, count: int, client: int) -> Tensor:
-    """0 for rows with a label [m] that are held out, 1 for the others: no model knows what its client never saw."""
+def held_labels(y: Tensor, count: int, fold: int, client: int) -> Tensor:
+    """Hold a part of one client's labelled rows out, some of each label: no model knows a label that it never saw.
+
+    Args:
+        y: labels [m] on the CPU, in any order that says nothing within a label.
+        count: number of parts, at least 2; of fewer rows one is held out.
+        fold: which part, in 0..count-1.
+        client: any number of the client's own: where every label has one row, it says of which that is held out.
+
+    Returns:
+        bool [m]: rows whose label has another row that is not held out, or a single row; none of a single one.
+    """
+    parts = min(count, len(y))
+    if parts < 2:
+        return torch.zeros(len(y), dtype=torch.bool)
     _, kind, times = y.unique(return_inverse=True, return_counts=True)
-    held = _labelled(y, count) == 0 if len(y) >= count else torch.zeros(len(y), dtype=torch.bool)
-    left = times - kind[held].bincount(minlength=len(times))
-    held &= left[kind] > 0
-    if len(y) > 1 and not held.any():
-        again = (times[kind] > 1).nonzero()
-        held[again[0] if len(again) else y.argsort(stable=True)[client % len(y)]] = True
-    return (~held).long()
+    held = _labelled(y, parts) == fold % parts
+    held &= (times - kind[held].bincount(minlength=len(times)))[kind] > 0
+    if not held.any():
+        again = (times[kind] > 1).nonzero().squeeze(1)
+        held[again[fold % len(again)] if len(again) else y.argsort(stable=True)[(client + fold) % len(y)]] = True
+    return held
 
 
 def _enough(batch: ClientBatch, count: int) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from pacbayes_fl.data import tables
+from pacbayes_fl.data import split, tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.layout import Layout
 from pacbayes_fl.errors import ClientError, NumericalError
@@ -143,7 +143,11 @@ def deal(dataset: tables.Dataset, seed: int, part: int, layout: Layout | None = 
     out = set(order[part % min(BLOCKS, count) :: BLOCKS]) if count > 2 else set()
     rest, held = [], []
     for k, size in enumerate(train.size.long().tolist()):
-        asked = _held_rows(train.y[k, :size].cpu(), part, labelled).to(train.x.device)
+        if labelled:
+            asked = split.held_labels(train.y[k, :size].cpu(), BLOCKS, BLOCKS - 1 - part, train.ids[k])
+        else:
+            asked = _held_block(size, part)
+        asked = asked.to(train.x.device)
         left = ~asked if find is None else ~asked & ~find(k, asked)
         if not left.any():
             asked, left = torch.zeros_like(asked), torch.ones_like(asked)
@@ -160,17 +164,12 @@ def deal(dataset: tables.Dataset, seed: int, part: int, layout: Layout | None = 
     return replace(dataset, groups=groups)
 
 
-def _held_rows(y: Tensor, part: int, labelled: bool) -> Tensor:
-    """Choose one client's held-out rows, bool [m]: a block of a series; of labels, some of every label."""
-    size = len(y)
+def _held_block(size: int, part: int) -> Tensor:
+    """Choose one client's held-out rows, bool [m]: a block of a series."""
     blocks = min(BLOCKS, size)
     if blocks < 2:
         return torch.zeros(size, dtype=torch.bool)
     block = blocks - 1 - part % blocks
-    if labelled:
-        dealt = torch.empty(size, dtype=torch.int64)
-        dealt[y.argsort(stable=True)] = torch.arange(size) % blocks
-        return dealt == block
     at = torch.arange(size)
     return (at >= size * block // blocks) & (at < size * (block + 1) // blocks)
 
