@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
@@ -406,7 +406,7 @@ def loss_named(name: str, **settings: float) -> BoundedLoss:
         The loss.
 
     Raises:
-        AssumptionError: when the loss is unbounded or unknown, or has no such field.
+        AssumptionError: when the loss is unbounded or unknown, has no such field, or needs one that is not given.
 
     Example:
         >>> from pacbayes_fl.bounds import loss_named
@@ -418,6 +418,9 @@ def loss_named(name: str, **settings: float) -> BoundedLoss:
         if idle := sorted(settings.keys() - {*known}):
             hint = f"it has {', '.join(known)}" if known else "its range is that of an indicator"
             raise AssumptionError(f"the loss {name!r} has no setting {', '.join(idle)}", hint=hint)
+        missing = [field.name for field in fields(LOSSES[name]) if field.default is MISSING]
+        if missing := [field for field in missing if field not in settings]:
+            raise AssumptionError(f"the loss {name!r} needs {', '.join(missing)}", hint=f"such as {name}=4")
         return LOSSES[name](**settings)
     if name in _UNBOUNDED:
         raise AssumptionError(f"the loss {name!r} is unbounded: no bound holds", hint=f"use {_UNBOUNDED[name]!r}")

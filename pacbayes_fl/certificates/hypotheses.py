@@ -14,6 +14,7 @@ import torch
 from pyro import poutine
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, kl_divergence
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import vector_to_parameters
 
 from pacbayes_fl.bounds import discrete_kl, full_gaussian_kl
@@ -39,7 +40,9 @@ class Hypotheses(NamedTuple):
     classes: Any = None
 
 
-def hypotheses_of(model: Any, prior: Any, sample: Any, kl: Any, weights: Any, inputs: Any) -> Hypotheses:
+def hypotheses_of(
+    model: Any, prior: Any, sample: Any, kl: Any, weights: Any, inputs: Any, by_label: bool = False
+) -> Hypotheses:
     """Find out how a model is drawn from, and how far it is from its prior; see `certify_model`.
 
     Args:
@@ -49,6 +52,7 @@ def hypotheses_of(model: Any, prior: Any, sample: Any, kl: Any, weights: Any, in
         kl: in nats, or what gives it.
         weights: of a list of predictors.
         inputs: of the rows, on which programs are traced.
+        by_label: whether estimators are asked for the labels that they give, and not for probabilities.
 
     Returns:
         The hypotheses.
@@ -57,9 +61,9 @@ def hypotheses_of(model: Any, prior: Any, sample: Any, kl: Any, weights: Any, in
         AssumptionError: when the divergence cannot be known.
     """
     if sample is not None or kl is not None:
-        return _told(model, prior, sample, kl)
+        return _told(model, prior, sample, kl, by_label)
     if isinstance(model, list | tuple):
-        return _listed(model, weights, prior)
+        return _listed(model, weights, prior, by_label)
     if weights is not None:
         raise AssumptionError("weights are of a list of predictors", hint="certify_model([tree, tree], weights=...)")
     if type(model).__module__.split(".")[0] == "laplace":
@@ -71,26 +75,31 @@ def hypotheses_of(model: Any, prior: Any, sample: Any, kl: Any, weights: Any, in
     if prior is not None:
         what = f"how a {type(model).__name__} is drawn from, and its KL divergence from the prior, are not known"
         raise AssumptionError(what, hint="give sample and kl; or leave the prior out for a predictor that is fixed")
-    return Hypotheses(None, [(1.0, predictor(model))], 0.0, getattr(model, "classes_", None))
+    classes = _classes(model)
+    return Hypotheses(None, [(1.0, predictor(model, by_label, classes))], 0.0, classes)
 
 
-def predictor(model: Any) -> Predict:
+def predictor(model: Any, by_label: bool = False, classes: Sequence[Any] | None = None) -> Predict:
     """Make one function of a fixed model: log probabilities of a scikit-learn classifier, else what it says.
 
     Args:
         model: a fitted estimator, a module, or a function.
+        by_label: whether an estimator is asked for the labels that it gives, which need not be the most probable ones.
+        classes: labels in the order of the scores, among which are those of the model; 0, 1, ... when None.
 
     Returns:
-        The function.
+        The function; its labels are places among the classes.
 
     Raises:
-        AssumptionError: when it is none of these.
+        AssumptionError: when it is none of these, or knows a label that is not among the classes.
     """
+    if (own := _classes(model)) is not None and hasattr(model, "predict"):
+        place = _places(own, classes)
+        if by_label or not hasattr(model, "predict_proba"):
+            return lambda x: np.array([place[label] for label in np.asarray(model.predict(x)).tolist()])
+        return partial(_log_probs, model, [*place.values()], len(classes or ()))
     if hasattr(model, "predict_proba"):
         return lambda x: np.log(np.maximum(model.predict_proba(x), np.finfo(np.float64).tiny))
-    if hasattr(model, "predict") and hasattr(model, "classes_"):
-        place = {label: at for at, label in enumerate(np.asarray(model.classes_).tolist())}
-        return lambda x: np.array([place[label] for label in np.asarray(model.predict(x)).tolist()])
     if hasattr(model, "predict"):
         return lambda x: model.predict(x)
     if isinstance(model, nn.Module):
@@ -99,6 +108,33 @@ def predictor(model: Any) -> Predict:
         raise AssumptionError(f"{type(model).__name__} predicts nothing", hint="an estimator, a module or a function")
     result: Predict = model
     return result
+
+
+def _classes(model: Any) -> list[Any] | None:
+    """Labels that a classifier knows, in the order of its scores; None of any other model."""
+    own = getattr(model, "classes_", None)
+    return None if own is None else np.asarray(own).tolist()
+
+
+def _places(own: Sequence[Any], classes: Sequence[Any] | None) -> dict[Any, int]:
+    """Where the labels of one classifier stand among those of all hypotheses."""
+    if classes is not None:
+        where = {label: at for at, label in enumerate(classes)}
+        if unknown := [label for label in own if label not in where]:
+            raise AssumptionError(f"a classifier that was drawn knows the label {unknown[0]!r}, and the model does not")
+        return {label: where[label] for label in own}
+    if not all(isinstance(label, int) and label >= 0 for label in own):
+        what = f"classifiers that are drawn must have labels 0, 1, ..., got {own[0]!r}"
+        raise AssumptionError(what, hint="give as the model a fitted classifier that knows all labels")
+    return {label: int(label) for label in own}
+
+
+def _log_probs(model: Any, place: Sequence[int], count: int, x: Any) -> Any:
+    """Log probabilities [n, C] of a classifier that may know some of the classes alone."""
+    known = model.predict_proba(x)
+    result = np.zeros((len(known), max(count, 1 + max(place))))
+    result[:, [*place]] = known
+    return np.log(np.maximum(result, np.finfo(np.float64).tiny))
 
 
 def _evaluated(model: nn.Module, x: Any) -> Any:
@@ -120,24 +156,30 @@ def _called(model: nn.Module, x: Any) -> Any:
         return model(x)
 
 
-def _told(model: Any, prior: Any, sample: Any, kl: Any) -> Hypotheses:
+def _told(model: Any, prior: Any, sample: Any, kl: Any, by_label: bool) -> Hypotheses:
     """Take the sampler and the divergence from the caller; a module without a sampler draws whenever it is called."""
     if kl is None:
         raise AssumptionError("a sampler without a divergence certifies nothing", hint="kl = a number, or a function")
     value = float(kl(model, prior) if callable(kl) else kl)
     if not 0.0 <= value < math.inf:
         raise AssumptionError(f"kl must be finite and at least 0, got {value:g}")
+    classes = _classes(model)
+    if sample is None and isinstance(model, nn.Module):
+        norms = [name for name, each in model.named_modules() if isinstance(each, _BatchNorm) and each.training]
+        if norms:
+            what = f"the layer {norms[0]!r} normalises by the rows that are predicted, so that no row is alone"
+            raise AssumptionError(what, hint="put its batch norms in evaluation mode: module.eval()")
 
     def draw(count: int, generator: torch.Generator) -> Iterator[Predict]:
         for _ in range(count):
             if sample is not None:
-                yield predictor(sample(generator))
+                yield predictor(sample(generator), by_label, classes)
                 continue
             with torch.random.fork_rng(devices=[]):
                 torch.random.set_rng_state(_state(generator))  # for what draws from torch's own generator
                 yield partial(_called, model) if isinstance(model, nn.Module) else model
 
-    return Hypotheses(draw, None, value)
+    return Hypotheses(draw, None, value, classes)
 
 
 def _state(generator: torch.Generator) -> Tensor:
@@ -145,15 +187,22 @@ def _state(generator: torch.Generator) -> Tensor:
     return torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=generator))).get_state()
 
 
-def _listed(models: Sequence[Any], weights: Any, prior: Any) -> Hypotheses:
+def _listed(models: Sequence[Any], weights: Any, prior: Any, by_label: bool) -> Hypotheses:
     """Weigh a list of predictors: uniformly, as the prior does, unless it is told otherwise."""
+    if not models:
+        raise AssumptionError("a list of predictors must have one at least")
     uniform = torch.full((len(models),), 1.0 / len(models), dtype=torch.float64)
     q, p = (uniform if each is None else torch.as_tensor(each, dtype=torch.float64) for each in (weights, prior))
     for name, each in (("weights", q), ("prior", p)):
         if each.shape != uniform.shape or bool((each < 0).any()) or abs(float(each.sum()) - 1.0) > 1e-6:
             raise AssumptionError(f"{name} must be {len(models)} numbers from 0 on that sum to 1, got {each.tolist()}")
-    listed = [(weight, predictor(one)) for weight, one in zip(q.tolist(), models, strict=True)]
-    return Hypotheses(None, listed, discrete_kl(q, p).item(), getattr(models[0], "classes_", None))
+    known = [own for one in models if (own := _classes(one)) is not None]
+    if 0 < len(known) < len(models):
+        what = "some predictors of the list are classifiers with labels of their own, and some are not"
+        raise AssumptionError(what, hint="make each a function that gives scores in one order of the classes")
+    classes = [*dict.fromkeys(label for own in known for label in own)] or None
+    listed = [(weight, predictor(one, by_label, classes)) for weight, one in zip(q.tolist(), models, strict=True)]
+    return Hypotheses(None, listed, discrete_kl(q, p).item(), classes)
 
 
 def _laplace(posterior: Any, prior: Any) -> Hypotheses:
@@ -172,18 +221,22 @@ def _laplace(posterior: Any, prior: Any) -> Hypotheses:
         other = at, torch.diag(1.0 / posterior.prior_precision_diag.double())
     else:
         other = _gaussian_of(prior)
-        apart = [not torch.equal(a, b) for a, b in zip(_beside(posterior), _beside(prior), strict=True)]
-        if any(apart):
+        fixed = [_beside(one) for one in (posterior, prior)]
+        if [each.shape for each in fixed[0]] != [each.shape for each in fixed[1]] or mean.shape != other[0].shape:
+            what = "posterior and prior are uncertain of different weights: their divergence is infinite"
+            raise AssumptionError(what, hint="both of all weights, or both of the last layer, of networks of one form")
+        if not all(map(torch.equal, *fixed)):
             raise AssumptionError(
                 "the weights without uncertainty differ between posterior and prior: their divergence is infinite",
                 hint="fit both on one network, whose layers before the last have not seen the rows of the bound",
             )
     kl = full_gaussian_kl(mean, covariance, *other).item()
-    network, last = copy.deepcopy(posterior.model), type(posterior).__name__.endswith("LLLaplace")
+    network = copy.deepcopy(posterior.model)
+    free = _uncertain(posterior, network)
 
     def draw(count: int, generator: torch.Generator) -> Iterator[Predict]:
         for theta in posterior.sample(count, generator=generator):
-            vector_to_parameters(theta, (network.last_layer if last else network).parameters())
+            vector_to_parameters(theta, free)
             yield predictor(network)
 
     return Hypotheses(draw, None, kl)
@@ -200,17 +253,22 @@ def _gaussian_of(posterior: Any) -> tuple[Tensor, Tensor]:
     raise AssumptionError(what, hint="hessian_structure 'full', 'diag' or 'kron'; or give sample and kl")
 
 
+def _uncertain(posterior: Any, network: Any) -> list[nn.Parameter]:
+    """Parameters of a network, or of a copy of it, that a posterior is over."""
+    last = type(posterior).__name__.endswith("LLLaplace")
+    return [each for each in (network.last_layer if last else network).parameters() if last or each.requires_grad]
+
+
 def _beside(posterior: Any) -> list[Tensor]:
-    """Parameters of a network that its posterior leaves alone."""
-    if not type(posterior).__name__.endswith("LLLaplace"):
-        return []
-    own = {id(each) for each in posterior.model.last_layer.parameters()}
-    return [each.detach() for each in posterior.model.parameters() if id(each) not in own]
+    """What of a network its posterior leaves alone: other parameters, and buffers such as those of batch norms."""
+    own = {id(each) for each in _uncertain(posterior, posterior.model)}
+    fixed = [each.detach() for each in posterior.model.parameters() if id(each) not in own]
+    return [*fixed, *posterior.model.buffers()]
 
 
 def _bayesian_ridge(posterior: Any, prior: Any) -> Hypotheses:
     """Take scikit-learn's Bayesian linear regression, N(coef_, sigma_) and an intercept that is known, from another."""
-    if prior is None or not hasattr(prior, "coef_"):
+    if prior is None or not (hasattr(prior, "coef_") and hasattr(prior, "sigma_")):
         what = f"the prior of a {type(posterior).__name__} must be one that was fitted on other rows, got {prior}"
         raise AssumptionError(what)
     if float(posterior.intercept_) != float(prior.intercept_):
@@ -218,15 +276,28 @@ def _bayesian_ridge(posterior: Any, prior: Any) -> Hypotheses:
             f"the intercepts differ, {posterior.intercept_:g} and {prior.intercept_:g}: neither is uncertain",
             hint="fit_intercept = False, with targets centred by other rows or a column of ones",
         )
-    gaussians = [torch.from_numpy(np.asarray(part)) for one in (posterior, prior) for part in (one.coef_, one.sigma_)]
+    kept = _kept(posterior)
+    if posterior.coef_.shape != prior.coef_.shape or not np.array_equal(kept, _kept(prior)):
+        what = "posterior and prior have other features, or have pruned others: their divergence is infinite"
+        raise AssumptionError(what, hint="fit both on the same columns, or BayesianRidge, which prunes none")
+    parts = [part for one in (posterior, prior) for part in (one.coef_[kept], one.sigma_)]
+    gaussians = [torch.from_numpy(np.asarray(part)) for part in parts]
     mean, root = gaussians[0].double(), torch.linalg.cholesky(gaussians[1].double())
 
     def draw(count: int, generator: torch.Generator) -> Iterator[Predict]:
         for _ in range(count):
-            coef = mean + root @ torch.randn(len(mean), generator=generator, dtype=torch.float64)
-            yield partial(_linear, coef.numpy(), float(posterior.intercept_))
+            coef = np.zeros(posterior.coef_.shape)
+            coef[kept] = (mean + root @ torch.randn(len(mean), generator=generator, dtype=torch.float64)).numpy()
+            yield partial(_linear, coef, float(posterior.intercept_))
 
     return Hypotheses(draw, None, full_gaussian_kl(*gaussians).item())
+
+
+def _kept(one: Any) -> Any:
+    """Features [d] that a regression has not pruned, bool: those that its covariance is of."""
+    if len(one.sigma_) == len(one.coef_):
+        return np.ones(len(one.coef_), dtype=bool)
+    return one.lambda_ < one.threshold_lambda
 
 
 def _linear(coef: Any, intercept: float, x: Any) -> Any:
@@ -235,10 +306,12 @@ def _linear(coef: Any, intercept: float, x: Any) -> Any:
 
 def _guide(guide: Any, model: Any, inputs: Any) -> Hypotheses:
     """Take a Pyro guide over a program of inputs that observes one site; the KL divergence is that of its sites."""
-    values = [_guide_kl(guide, model, inputs) for _ in range(2)]
-    if abs(values[0] - values[1]) > 1e-6 * (1.0 + abs(values[0])):
-        what = "the guide's sites depend on each other: their KL divergences vary from draw to draw"
+    values = [_guide_kl(guide, model, inputs, seed) for seed in range(3)]
+    if max(values) - min(values) > 1e-6 * (1.0 + abs(values[0])):
+        what = "the guide's sites, or the program's, depend on each other: their KL divergences vary from draw to draw"
         raise AssumptionError(what, hint="give sample and kl of the guide as a whole")
+    if not 0.0 <= values[0] < math.inf:
+        raise AssumptionError(f"the KL divergence of the guide from the program is {values[0]:g}")
 
     def draw(count: int, generator: torch.Generator) -> Iterator[Predict]:
         for _ in range(count):
@@ -269,15 +342,29 @@ def _played(model: Any, drawn: Any, x: Any) -> Any:
     return result
 
 
-def _guide_kl(guide: Any, model: Any, inputs: Any) -> float:
+def _guide_kl(guide: Any, model: Any, inputs: Any, seed: int) -> float:
+    """Add the divergences of a guide's sites up, given the values that a seed draws."""
     with torch.no_grad(), torch.random.fork_rng(devices=[]), pyro.validation_enabled(False):
+        torch.manual_seed(seed)
         drawn = poutine.trace(guide).get_trace(inputs)
         played = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(inputs)
     total = 0.0
     for name, site in drawn.nodes.items():
-        if site["type"] != "sample" or name not in played.nodes or _is_plate(site):
+        if site["type"] != "sample":
             continue
+        if _is_plate(site):
+            if site["fn"].subsample_size != site["fn"].size:
+                raise AssumptionError(f"the plate {name!r} of the guide is a part of its rows", hint="give kl")
+            continue
+        if name not in played.nodes:
+            if name.removesuffix("_unconstrained") in played.nodes:
+                continue  # counted under the name of the site that it is of
+            raise AssumptionError(f"the program has no site {name!r}, which the guide draws", hint="give sample and kl")
         q, p = _site(drawn, name), played.nodes[name]["fn"]
+        kinds = {type(part).__name__ for one in (q, p) for part in _layers(one)}
+        if bad := kinds & {"Delta", "MaskedDistribution"}:
+            what = f"the site {name!r} is of kind {bad.pop()}, whose KL divergence is not that of a density"
+            raise AssumptionError(what, hint="a guide of independent sites such as AutoNormal; or give sample and kl")
         try:
             total += kl_divergence(q, p).sum().item()
         except NotImplementedError as error:
@@ -285,6 +372,13 @@ def _guide_kl(guide: Any, model: Any, inputs: Any) -> float:
                 f"the KL divergence of the site {name!r} is not known: {error}", hint="give kl"
             ) from error
     return total
+
+
+def _layers(distribution: Any) -> Iterator[Any]:
+    """Yield a distribution and those that it is made around."""
+    while distribution is not None:
+        yield distribution
+        distribution = getattr(distribution, "base_dist", None)
 
 
 def _is_plate(site: Any) -> bool:

@@ -17,6 +17,7 @@ from pacbayes_fl.bounds.premises import Source
 from pacbayes_fl.bounds.table import DEFAULT
 from pacbayes_fl.certificates.hypotheses import Hypotheses, Predict, hypotheses_of, outputs_of
 from pacbayes_fl.certificates.repeats import Repeats, largest_variance
+from pacbayes_fl.certificates.request import loss_of
 from pacbayes_fl.errors import AssumptionError, ShapeError
 
 _MEASURED = ("risk", "variance", "kl", "n", "beta"), ("losses", "risk", "n")
@@ -58,7 +59,8 @@ def certify_model(
             predictor.
         rows: inputs and targets, of which the model alone must know the form; labels for a classifier. A module gets
             an array as a tensor of its parameters' type.
-        loss: bounded; a name of `bounds.LOSSES`; of labels the 0-1 loss and of numbers 1 - exp(-e^2) when None.
+        loss: bounded; a name of `bounds.LOSSES`, such as "clipped-square=4"; when None of labels the 0-1 loss, under
+            which an estimator is what its `predict` says, and of numbers 1 - exp(-e^2).
         source: where the prior, or a predictor, came from, as seen from these rows: see `bounds.Provenance`.
         independent: declares that the rows are independent draws of one distribution.
         delta: probability with which the bound may fail.
@@ -90,9 +92,10 @@ def certify_model(
         True
     """
     inputs, targets, chosen = _checked(rows, loss)
-    provenance = source if isinstance(source, Provenance) else Provenance(source)
-    premises = Premises(provenance, independent, chosen, tried=tried)
-    known = hypotheses_of(model, prior, sample, kl, weights, inputs)
+    premises = Premises(
+        source if isinstance(source, Provenance) else Provenance(source), independent, chosen, tried=tried
+    )
+    known = hypotheses_of(model, prior, sample, kl, weights, inputs, isinstance(chosen, ZeroOne))
     y, repeats = _indexed(targets, known.classes), _repeats(inputs, targets)
     record = _bound_of(known, bound, chosen)
     each = _weighed(known, draws, torch.Generator().manual_seed(seed))
@@ -174,9 +177,10 @@ def _checked(rows: tuple[Any, Any] | None, loss: BoundedLoss | str | None) -> tu
     if len(inputs) != len(targets) or not len(targets) or targets.ndim != 1:
         raise ShapeError(f"rows must be as many inputs as targets, got {len(inputs)} and targets {targets.shape}")
     labels = not np.issubdtype(targets.dtype, np.floating)
-    chosen = bounds.loss_named(loss) if isinstance(loss, str) else loss
+    chosen = loss_of(loss) if isinstance(loss, str) else loss
     chosen = chosen or (ZeroOne() if labels else bounds.SaturatingSquare())
-    if hasattr(chosen, "expected") == labels:
+    numbers, own = hasattr(chosen, "expected"), type(chosen) not in bounds.LOSSES.values()
+    if numbers if labels else not (numbers or own):  # of a loss of the caller's own nobody but them knows
         raise AssumptionError(f"{chosen.name} is not for {'labels' if labels else 'real targets'}")
     return inputs, targets, chosen
 

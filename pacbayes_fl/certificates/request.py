@@ -77,6 +77,8 @@ class Request:
             raise AssumptionError("draws must be at least 1, and draws_delta strictly between 0 and 1")
         if self.posterior not in get_args(Which):
             raise AssumptionError(f"posterior must be one of {', '.join(get_args(Which))}, got {self.posterior!r}")
+        if self.tried is not None and self.tried < 1:
+            raise AssumptionError(f"tried must be at least 1, got {self.tried}", hint="1 where nothing was chosen")
         if not 0 <= self.holdout < 1:
             raise AssumptionError(f"holdout must be at least 0 and below 1, got {self.holdout:g}", hint="0 for none")
         if bound.group is None:

@@ -88,6 +88,8 @@ def test_unbounded_losses_are_refused_with_what_to_use(name: str) -> None:
 def test_what_bounds_nothing_is_refused() -> None:
     with pytest.raises(AssumptionError, match="loss must be one of 0-1"):
         loss_named("hinge")
+    with pytest.raises(AssumptionError, match="'clipped-square' needs limit"):
+        loss_named("clipped-square")
     for low, high, what in ((0.0, math.inf, "must be bounded"), (math.nan, 1.0, "bounded"), (1.0, 1.0, "low < high")):
         with pytest.raises(AssumptionError, match=what):
             LossRange("a loss", low, high)

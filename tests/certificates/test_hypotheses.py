@@ -5,9 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
-from sklearn.linear_model import BayesianRidge
+from pyro.infer.autoguide import (
+    AutoDelta,
+    AutoDiagonalNormal,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
+from sklearn.linear_model import ARDRegression, BayesianRidge, LogisticRegression
+from sklearn.model_selection import FixedThresholdClassifier
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal, kl_divergence
 from torch.utils.data import DataLoader, TensorDataset
@@ -111,3 +121,154 @@ def test_a_pyro_guide_is_measured_site_by_site() -> None:
     kl = sum(kl_divergence(Normal(float(m), 0.5), Normal(0.0, 2.0)).item() for m in locs.tolist())
     assert certify_model(auto, program, (x, y), draws=5, **FINE).terms["kl"].item() == pytest.approx(kl, rel=1e-5)
     pyro.clear_param_store()
+
+
+def program(x: Tensor, y: Tensor | None = None) -> Tensor:
+    w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with pyro.plate("rows", len(x)):
+        return pyro.sample("y", dist.Normal(x @ w, 0.3), obs=y)
+
+
+def hierarchy(x: Tensor, y: Tensor | None = None) -> Tensor:
+    level = pyro.sample("level", dist.Normal(0.0, 1.0))
+    w = pyro.sample("w", dist.Normal(level * torch.ones(2), 0.1).to_event(1))
+    with pyro.plate("rows", len(x)):
+        return pyro.sample("y", dist.Normal(x @ w, 0.3), obs=y)
+
+
+def apart(x: Tensor, y: Tensor | None = None) -> None:
+    pyro.sample("level", dist.Normal(0.0, 1.0))
+    pyro.sample("w", dist.Normal(torch.tensor([1.0, -0.5]), 0.1).to_event(1))
+
+
+def leaning(x: Tensor, y: Tensor | None = None) -> None:
+    level = pyro.sample("level", dist.Normal(1.0, 2.0))
+    pyro.sample("w", dist.Normal(5 * level * torch.ones(2), 0.1).to_event(1))
+
+
+def masked(x: Tensor, y: Tensor | None = None) -> None:
+    pyro.sample("w", dist.Normal(torch.ones(2), 0.1).mask(torch.tensor([True, False])).to_event(1))
+
+
+@pytest.mark.parametrize(
+    ("guide", "model", "said"),
+    [
+        (AutoDelta(program), program, "'w' is of kind Delta"),
+        (AutoDiagonalNormal(program), program, "the program has no site"),
+        (AutoMultivariateNormal(program), program, "the program has no site"),
+        (AutoLowRankMultivariateNormal(program), program, "the program has no site"),
+        (apart, hierarchy, "vary from draw to draw"),
+        (leaning, hierarchy, "vary from draw to draw"),
+        (masked, program, "'w' is of kind MaskedDistribution"),
+    ],
+    ids=["delta", "diagonal", "full", "low rank", "hierarchy", "dependent", "masked"],
+)
+def test_a_guide_whose_divergence_is_no_sum_over_its_sites_is_refused(guide: Any, model: Any, said: str) -> None:
+    x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
+    guide(x, x[:, 0])
+    with pytest.raises(AssumptionError, match=said):
+        certify_model(guide, model, (x, x[:, 0]), draws=5, source="data-free", independent=True)
+
+
+def test_a_guide_of_independent_sites_has_one_divergence_whatever_torch_has_drawn() -> None:
+    x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
+    guide = AutoNormal(program, init_scale=0.3)
+    guide(x, x[:, 0])
+    results = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        results.append(certify_model(guide, program, (x, x[:, 0]), draws=5, source="data-free", independent=True))
+    loc = pyro.get_param_store()["AutoNormal.locs.w"].detach().double()
+    kl = gaussian_kl((loc, 0.09 * torch.eye(2)), (torch.zeros(2), torch.eye(2)))
+    assert all(one.valid and one.terms["kl"].item() == pytest.approx(kl, rel=1e-6) for one in results)
+    assert len({one.value.item() for one in results}) == 1
+
+
+def step(x: Any) -> Any:
+    return (x[:, 0] > 0).astype(int)
+
+
+@pytest.mark.parametrize("kind", [int, str])
+def test_classifiers_of_a_list_have_labels_of_their_own(kind: Any) -> None:
+    (x, _), (more, _) = data(200), data(200, 1)
+    right, wrong = (LogisticRegression().fit(x, (step(x) + by).astype(kind)) for by in (0, 1))
+    rows = more, step(more).astype(kind)
+    errors = np.mean([(one.predict(more) != rows[1]).mean() for one in (right, wrong)])
+    assert errors > 0.45
+    for models in ([right, wrong], [wrong, right]):
+        got = certify_model(models, rows=rows, **FINE)
+        assert got.terms["risk"].item() == pytest.approx(errors)
+        assert certify_model(models, rows=rows, loss="clipped-nll=0.01", **FINE).terms["risk"] > 0.4
+
+
+def test_drawn_classifiers_are_scored_by_their_labels() -> None:
+    (x, _), (more, _) = data(200), data(200, 1)
+    wrong = LogisticRegression().fit(x, step(x) + 1)
+    rows: Any = more, step(more)
+    got = certify_model(None, rows=rows, sample=lambda _: wrong, kl=0.0, draws=5, **FINE)
+    assert got.terms["risk"].item() == pytest.approx((wrong.predict(more) != rows[1]).mean())
+    words = LogisticRegression().fit(x, np.array(["a", "b"])[step(x)])
+    with pytest.raises(AssumptionError, match=r"must have labels 0, 1, \.\.\., got 'a'"):
+        certify_model(None, rows=rows, sample=lambda _: words, kl=0.0, draws=5, **FINE)
+    rows = more, np.array(["a", "b"])[step(more)]
+    got = certify_model(words, rows=rows, sample=lambda _: words, kl=0.0, draws=5, **FINE)
+    assert got.terms["risk"].item() == pytest.approx((words.predict(more) != rows[1]).mean())
+
+
+def test_an_estimator_is_certified_by_the_labels_that_it_gives() -> None:
+    (x, _), (more, _) = data(200), data(200, 1)
+    careful = FixedThresholdClassifier(LogisticRegression(), threshold=0.99).fit(x, step(x))
+    errors = (careful.predict(more) != step(more)).mean()
+    assert errors > 0.1
+    for models in (careful, [careful, careful]):
+        got = certify_model(models, rows=(more, step(more)), **FINE)
+        assert got.terms["risk"].item() == pytest.approx(errors) and got.value > errors
+
+
+def test_pruned_features_are_known_to_both_regressions_or_apart() -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(600, 5))
+    y = x[:, :2] @ [1, -1] + 0.1 * random.normal(size=600)
+    prior, posterior = (ARDRegression(fit_intercept=False).fit(x[:n], y[:n]) for n in (300, 600))
+    assert len(prior.sigma_) == len(posterior.sigma_) == 2
+    got = certify_model(posterior, prior, (x[300:], y[300:]), draws=20, **FINE)
+    kl = gaussian_kl(*((one.coef_[:2], one.sigma_) for one in (posterior, prior)))
+    assert got.valid and got.terms["kl"].item() == pytest.approx(kl, rel=1e-9)
+    plain = BayesianRidge(fit_intercept=False).fit(x[:300], y[:300])
+    for one, other in ((posterior, plain), (BayesianRidge(fit_intercept=False).fit(x[:300, :2], y[:300]), plain)):
+        with pytest.raises(AssumptionError, match="pruned others"):
+            certify_model(one, other, (x[300:], y[300:]), **FINE)
+
+
+def test_a_batch_norm_in_training_is_no_predictor_of_rows() -> None:
+    network = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 2))
+    x, y = data(50)
+    with pytest.raises(AssumptionError, match="'1' normalises by the rows"):
+        certify_model(network, rows=(x, y), kl=1.0, draws=5, **FINE)
+    network[1].eval()
+    before = network[1].running_mean.clone()
+    assert certify_model(network, rows=(x, y), kl=1.0, draws=5, **FINE).valid
+    assert torch.equal(network[1].running_mean, before)
+
+
+def test_laplace_posteriors_of_networks_that_are_partly_frozen() -> None:
+    ensure_importable()
+    from laplace import Laplace
+
+    def fitted(seed: int, n: int, buffer: float = 0.0) -> Any:
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2))
+        network[0].requires_grad_(False)
+        network.register_buffer("shift", torch.tensor(buffer))
+        x, y = data(n, seed)
+        loader = DataLoader(TensorDataset(torch.tensor(x).float(), torch.tensor(y)), 50)
+        result = Laplace(network, "classification", subset_of_weights="all", hessian_structure="diag")
+        result.fit(loader)
+        return result
+
+    x, y = data(60, 3)
+    prior, posterior = fitted(0, 50), fitted(3, 60)
+    got = certify_model(posterior, prior, (x, y), draws=5, **FINE)
+    assert got.valid and len(posterior.mean) == 8
+    with pytest.raises(AssumptionError, match="without uncertainty differ"):
+        certify_model(fitted(3, 60, 1.0), prior, (x, y), draws=5, **FINE)

@@ -165,6 +165,9 @@ def test_without_premises_it_says_why_it_is_no_certificate() -> None:
         (lambda m: certify_model(m, None, data(9), weights=[1.0], **FINE), AssumptionError, "of a list of predictors"),
         (lambda m: certify_model(m, rows=data(9), sample=lambda g: m, **FINE), AssumptionError, "without a divergence"),
         (lambda m: certify_model(3, rows=data(9), **FINE), AssumptionError, "int predicts nothing"),
+        (lambda m: certify_model([], rows=data(9), **FINE), AssumptionError, "must have one at least"),
+        (lambda m: certify_model(m, rows=data(9), loss="square", **FINE), AssumptionError, "is unbounded|must be NAME"),
+        (lambda m: certify_model([m, len], rows=data(9), **FINE), AssumptionError, "and some are not"),
         (lambda m: certify_model([m], None, data(9), kl=np.inf, **FINE), AssumptionError, "kl must be finite"),
         (lambda m: certify_model(lambda x: x[:, 0], rows=data(9), **FINE), ShapeError, "scores of labels must be"),
         (lambda m: certify_model(lambda x: x[:3], rows=data(9), **FINE), ShapeError, "3 predictions of 9 rows"),
@@ -185,8 +188,6 @@ class Declared:
 
     def __call__(self, prediction: Tensor, y: Tensor) -> Tensor:
         return self.most * ((prediction - y).abs() > 2.5).double()
-
-    def expected(self, *moments: Tensor) -> None: ...
 
 
 class OfLabels:

@@ -28,6 +28,12 @@ def test_what_cannot_be_certified_is_refused(bound: str, more: dict[str, object]
         Request(bound, **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("tried", [0, -5])
+def test_fewer_settings_than_one_are_refused(tried: int) -> None:
+    with pytest.raises(AssumptionError, match=f"tried must be at least 1, got {tried}"):
+        Request(tried=tried)
+
+
 @pytest.mark.parametrize(("beta", "expected"), [(2.5, [2.5, 2.5]), ("rows", [9.0, 16.0]), ("root", [3.0, 4.0])])
 def test_beta_by_client(beta: float, expected: list[float]) -> None:
     assert Request("catoni", beta=beta).beta_for(torch.tensor([9.0, 16.0])).tolist() == expected
