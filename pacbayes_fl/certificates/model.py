@@ -52,15 +52,14 @@ def certify_model(
     Args:
         model: a posterior of laplace-torch over all weights or the last layer; a Pyro guide; scikit-learn's
             BayesianRidge or ARDRegression; a list of predictors with `weights`; with `sample` or `kl` anything else
-            that can be drawn from. A predictor: a fitted scikit-learn estimator, a torch module, or a function of
-            inputs. Modules and functions give scores or log probabilities [n, C], or real predictions [n].
+            that can be drawn from. A predictor: a scikit-learn estimator (its `predict` under the 0-1 loss), a module,
+            or a function of inputs. Modules and functions give scores or log probabilities [n, C], or numbers [n].
         prior: of the same kind, fixed without the rows: another posterior fitted elsewhere, "own" for that of a Laplace
             posterior over all weights, a guide's program, weights of the list (uniform when None); None for one
             predictor.
         rows: inputs and targets, of which the model alone must know the form; labels for a classifier. A module gets
             an array as a tensor of its parameters' type.
-        loss: bounded; a name of `bounds.LOSSES`, such as "clipped-square=4"; when None of labels the 0-1 loss, under
-            which an estimator is what its `predict` says, and of numbers 1 - exp(-e^2).
+        loss: bounded; a name such as "clipped-square=4"; of labels the 0-1 loss and of numbers 1 - exp(-e^2) when None.
         source: where the prior, or a predictor, came from, as seen from these rows: see `bounds.Provenance`.
         independent: declares that the rows are independent draws of one distribution.
         delta: probability with which the bound may fail.
@@ -92,9 +91,8 @@ def certify_model(
         True
     """
     inputs, targets, chosen = _checked(rows, loss)
-    premises = Premises(
-        source if isinstance(source, Provenance) else Provenance(source), independent, chosen, tried=tried
-    )
+    provenance = source if isinstance(source, Provenance) else Provenance(source)
+    premises = Premises(provenance, independent, chosen, tried=tried)
     known = hypotheses_of(model, prior, sample, kl, weights, inputs, isinstance(chosen, ZeroOne))
     y, repeats = _indexed(targets, known.classes), _repeats(inputs, targets)
     record = _bound_of(known, bound, chosen)

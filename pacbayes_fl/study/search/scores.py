@@ -17,9 +17,15 @@ from pacbayes_fl.study.evaluate.regression import units_of
 _ERRORS: Final = 10
 """Events that one parameter takes, by the rule of thumb of regressions (Peduzzi et al. 1996)."""
 
+_LEAST: Final = -50.0
+"""Log density from which on a row counts no less, in nats: that of an error of ten standard deviations."""
+
 
 class HeldOutScore:
     """Log likelihoods of the held-out rows of all clients.
+
+    A row of which every candidate is wrong, such as one with a misplaced decimal mark, would decide for all clients:
+    densities of numbers count as 50 nats at least.
 
     Args:
         group: rows to learn from as its training rows, held-out ones as its test rows.
@@ -58,7 +64,8 @@ class HeldOutScore:
         """
         own = self._group.raw.test.select(index.cpu())
         weight = own.size.clamp_min(1.0).reciprocal() / self._group.test.clients
-        self._log_probs.append(predictive[own.mask].double())
+        found = predictive[own.mask].double()
+        self._log_probs.append(found if self._labelled else found.clamp_min(_LEAST))
         self._y.append(own.y[own.mask])
         self._weight.append(weight.unsqueeze(-1).expand_as(own.mask)[own.mask].to(predictive.device).double())
         self._client.append(index.to(own.mask.device).unsqueeze(-1).expand_as(own.mask)[own.mask].to(predictive.device))

@@ -26,9 +26,9 @@ class Known:
 
 
 def test_every_client_counts_once_whatever_its_rows_and_its_unit() -> None:
-    columns = [torch.tensor(rows, dtype=torch.float64) for rows in ([0.0, 2.0], [10.0, 30.0])]
+    columns = [torch.tensor(rows, dtype=torch.float64) for rows in ([0.0, 2.0], [1.0, 9.0])]
     train = ClientBatch.stack([(y.unsqueeze(-1), y) for y in columns], ("a", "b"), (0, 1))
-    asked = [torch.tensor(rows, dtype=torch.float64) for rows in ([1.0, 3.0, 2.0], [40.0])]
+    asked = [torch.tensor(rows, dtype=torch.float64) for rows in ([1.0, 3.0, 2.0], [7.0])]
     test = ClientBatch.stack([(y.unsqueeze(-1), y) for y in asked], ("a", "b"), (0, 1))
     group = scale(tables.Group(train, test), untouched(1), torch.device("cpu"))
     held = HeldOutScore(group)
@@ -41,6 +41,20 @@ def test_every_client_counts_once_whatever_its_rows_and_its_unit() -> None:
         for k, y in enumerate(asked)
     ]
     assert held.score(tempering=False)[0] == pytest.approx(float(sum(expected) / 2), rel=1e-9)
+
+
+def test_a_row_that_every_candidate_has_wrong_does_not_decide_for_all() -> None:
+    train = ClientBatch.stack(
+        [(torch.zeros(2, 1).double(), torch.tensor([-1.0, 1.0]).double())] * 2, ("a", "b"), (0, 1)
+    )
+    for wrong in (1e6, torch.inf):
+        asked = [torch.zeros(1).double(), torch.tensor([0.0, wrong]).double()]
+        test = ClientBatch.stack([(torch.zeros(len(y), 1).double(), y) for y in asked], ("a", "b"), (0, 1))
+        held = HeldOutScore(scale(tables.Group(train, test), untouched(1), torch.device("cpu")))
+        held.add(held.log_prob(Known(), torch.arange(2)), torch.arange(2))
+        right = float(held.by_client()[0])
+        assert held.by_client().tolist() == pytest.approx([right, (right - 50.0) / 2])
+        assert held.score(tempering=False)[0] == pytest.approx(float(held.by_client().mean()))
 
 
 class Certain:
