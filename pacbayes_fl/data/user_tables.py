@@ -142,6 +142,10 @@ def read_table(
     target = Cells(path, layout.target, columns.get(layout.target, [None] * len(places)), places, owners)
     gaps = cells.BLANK if blank_target or layout.target not in columns else frozenset[str]()
     hint = cells.MISSING_HINT if layout.missing == "refuse" and "" in target.values else None
+    if 2 * sum(isinstance(value, str) and value.strip()[:1].isalpha() for value in target.values) > len(target.values):
+        hint = (
+            "classes are numbered 0, 1, 2, ... in the table, and data.task = 'classification' says that they are labels"
+        )
     y = cells.numbers(target, gaps if layout.missing == "refuse" else cells.GAPS, hint)
     if task == "classification":
         cells.check_labels(target, y)

@@ -37,6 +37,7 @@ class Columns(NamedTuple):
         categorical: names of the columns of words of which there are few.
         features: names of the columns that are features, where some cannot be; empty where all are.
         gaps: whether values are missing.
+        remarks: sentences on columns that are not what one might take them for: left out, and why, or passed over.
     """
 
     client: str
@@ -46,6 +47,7 @@ class Columns(NamedTuple):
     categorical: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     gaps: bool = False
+    remarks: tuple[str, ...] = ()
 
 
 def look(path: Path, client: str | None = None, target: str | None = None, time: str | None = None) -> Columns:
@@ -68,7 +70,7 @@ def look(path: Path, client: str | None = None, target: str | None = None, time:
         StudyError: when it cannot be told, or there is no such column.
         DataError: when the file is no table.
     """
-    columns, _ = user_tables.read_columns(path)
+    columns, where = user_tables.read_columns(path)
     for given in (client, target, time):
         if given is not None and given not in columns:
             raise StudyError(f"{path} has no column {shown(given)}", hint=settings.nearest(given, columns))
@@ -80,18 +82,45 @@ def look(path: Path, client: str | None = None, target: str | None = None, time:
     if client is None:
         client = _client(path, free)
         del free[client]
+    remarks = []
     if target is None:
         if not free:
             raise StudyError(f"{path} has no column that could be the target", hint="name it with --target")
-        numbers = [name for name, values in free.items() if not _words(values)]
+        numbers, last = [name for name, values in free.items() if not _words(values)], [*free][-1]
         target = "y" if "y" in free else (numbers or [*free])[-1]
+        if target not in ("y", last):
+            remarks.append(
+                f"the last column, {last!r}, holds words and was not taken for the target; --target names it"
+            )
         free.pop(target)
     labels = user_tables.like_labels(columns[target])
     words = {name: _words(values) for name, values in free.items()}
-    categorical = tuple(name for name, own in words.items() if 1 < len(own) <= _WORDS and not _dates([*own]))
+    few = [name for name, own in words.items() if 1 < len(own) <= _WORDS and not _dates([*own])]
+    categorical = tuple(name for name in few if not _mostly_numbers(free[name]))
     used = tuple(name for name, own in words.items() if not own or name in categorical)
     gaps = any(cells.is_gap(value) for name in (target, *used) for value in columns[name])
-    return Columns(client, target, time, labels, categorical, used if len(used) < len(free) else (), gaps)
+    remarks += [f"column {name!r} is left out: {_why(free[name], where)}" for name in free if name not in used]
+    features = used if len(used) < len(free) else ()
+    return Columns(client, target, time, labels, categorical, features, gaps, tuple(remarks))
+
+
+def _mostly_numbers(values: Sequence[object]) -> bool:
+    """Whether half of the values or more are numbers, so that the others are mistakes and no words."""
+    known = [value for value in values if not cells.is_gap(value)]
+    return 2 * sum(bool(_words([value])) for value in known) <= len(known)
+
+
+def _why(values: Sequence[object], where: Sequence[str]) -> str:
+    """Say why a column is no feature."""
+    known = [(value, place) for value, place in zip(values, where, strict=True) if not cells.is_gap(value)]
+    if _dates([value for value, _ in known]):
+        return "it holds dates; --time names the times of the rows"
+    if _mostly_numbers(values):
+        (value, place), *others = [one for one in known if _words([one[0]])]
+        more = "" if not others else ", nor is one more" if len(others) == 1 else f", nor are {len(others)} more"
+        return f"{str(value).strip()!r} in {place} is no number{more}"
+    count = len(_words(values))
+    return "it holds one word" if count == 1 else f"it holds {count} different words"
 
 
 def _words(values: Sequence[object]) -> set[str]:
@@ -147,6 +176,7 @@ def write(data: Path, method: str, out: Path, columns: Columns) -> Study:
     head = [f"A study of {data.name}: {clients} clients, targets that are {labels}; features: {features}."]
     if columns.labels and not dataset.classes:
         head.append("The targets could be labels of classes, which methods on networks learn, such as pfedbayes.")
+    head += [f"{remark[0].upper()}{remark[1:]}." for remark in columns.remarks]
     head.append("Lines that begin with # and a name are options at their defaults: take the # away to change one.")
     text = "\n".join([*_comments(head), *_lines(study, table)]) + "\n"
     with out.open("x", encoding="utf-8") as file:

@@ -81,3 +81,12 @@ def test_a_column_of_remarks_is_told_from_one_with_gaps(tmp_path: Path) -> None:
     path.write_text("client,wind,y\na,,1\na,2,1\na,3,1\n")
     with pytest.raises(DataError, match=r"column 'wind': '' is not a number \(data\.missing = 'drop'"):
         user_tables.read_table(path, Layout())
+
+
+def test_targets_that_are_words_are_refused_with_how_labels_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "words.csv"
+    path.write_text(
+        "client,x,y\n" + "".join(f"c{k},{i},{'good' if i % 2 else 'bad'}\n" for k in range(2) for i in range(6))
+    )
+    with pytest.raises(DataError, match=r"'bad' is not a number \(classes are numbered 0, 1, 2"):
+        user_tables.read_table(path, Layout())

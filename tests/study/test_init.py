@@ -64,7 +64,10 @@ def month(k: int, i: int) -> str:
         (
             {"client": month, "house": lambda k, i: f"h{k}"},
             {"client": "house"},
-            Columns("house", "y", None, False, (), ("lag_1", "x")),  # dates are none
+            Columns(
+                *("house", "y", None, False, (), ("lag_1", "x"), False),
+                remarks=("column 'client' is left out: it holds dates; --time names the times of the rows",),
+            ),
         ),
         (
             {
@@ -75,7 +78,30 @@ def month(k: int, i: int) -> str:
             {},
             Columns("client", "y", None, False, ("roof",), (), True),
         ),
-        ({"note": lambda k, i: "the same"}, {}, Columns("client", "y", None, False, (), ("lag_1", "x"))),
+        (
+            {"note": lambda k, i: "the same"},
+            {},
+            Columns(
+                *("client", "y", None, False, (), ("lag_1", "x"), False),
+                remarks=("column 'note' is left out: it holds one word",),
+            ),
+        ),
+        (
+            {"wind": lambda k, i: ("n/a?" if i == 2 else "1e400") if k == 1 and i in (2, 4) else i},
+            {},
+            Columns(
+                *("client", "y", None, False, (), ("lag_1", "x"), False),
+                remarks=("column 'wind' is left out: 'n/a?' in line 12 is no number, nor is one more",),
+            ),
+        ),
+        (
+            {"y": None, "price": lambda k, i: i + 0.5, "state": lambda k, i: ("good", "bad")[i % 2]},
+            {},
+            Columns(
+                *("client", "price", None, False, ("state",)),
+                remarks=("the last column, 'state', holds words and was not taken for the target; --target names it",),
+            ),
+        ),
     ],
 )
 def test_what_columns_are_taken_for(more: Row, given: Row, columns: Columns, tmp_path: Path) -> None:
