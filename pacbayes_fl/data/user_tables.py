@@ -141,12 +141,7 @@ def read_table(
     owned = _owned(owners)
     target = Cells(path, layout.target, columns.get(layout.target, [None] * len(places)), places, owners)
     gaps = cells.BLANK if blank_target or layout.target not in columns else frozenset[str]()
-    hint = cells.MISSING_HINT if layout.missing == "refuse" and "" in target.values else None
-    if 2 * sum(isinstance(value, str) and value.strip()[:1].isalpha() for value in target.values) > len(target.values):
-        hint = (
-            "classes are numbered 0, 1, 2, ... in the table, and data.task = 'classification' says that they are labels"
-        )
-    y = cells.numbers(target, gaps if layout.missing == "refuse" else cells.GAPS, hint)
+    y = cells.numbers(target, gaps if layout.missing == "refuse" else cells.GAPS, _advice(target, layout))
     if task == "classification":
         cells.check_labels(target, y)
     when, kind, unclear = None, "", np.zeros(len(places), dtype=bool)
@@ -234,6 +229,16 @@ def without_gaps(table: Table, layout: Layout, need_target: bool = True, least: 
     warnings.warn(what, stacklevel=caller_stacklevel())
     clients = {name: own for name, own in table.clients.items() if name not in empty}
     return table._replace(clients=clients).select(kept)._replace(left_out=left_out)
+
+
+def _advice(target: Cells, layout: Layout) -> str | None:
+    """What the error of a target that is no number advises."""
+    words = sum(isinstance(value, str) and value.strip()[:1].isalpha() for value in target.values)
+    if 2 * words > len(target.values):
+        return (
+            "classes are numbered 0, 1, 2, ... in the table, and data.task = 'classification' says that they are labels"
+        )
+    return cells.MISSING_HINT if layout.missing == "refuse" and "" in target.values else None
 
 
 def read_columns(path: Path) -> tuple[dict[str, list[Any]], list[str]]:
