@@ -175,8 +175,8 @@ class Certificate:
             header: whether a row of headings, and a rule of `booktabs`, come first.
 
         Returns:
-            Rows that end in a double backslash, to stand in a `tabular` of five columns. A certificate that is none has
-            one row, of its reasons.
+            Rows that end in a double backslash, to stand in a `tabular` with a column for each heading. A certificate
+            that is none has one row, of its reasons.
 
         Raises:
             AssumptionError: when there are not as many names as clients.

@@ -11,7 +11,11 @@ from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.results.certificates import rounded_up
 
 _COLUMNS = (("risk", "risk"), ("kl", "KL"), ("n", "$n$"))
-_SPECIAL = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"})
+_SPECIAL = str.maketrans(
+    {c: f"\\{c}" for c in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
+    | {"^": r"\textasciicircum{}"}
+)
 
 
 class _Certified(Protocol):

@@ -7,6 +7,7 @@ from itertools import product
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -83,7 +84,7 @@ def sweep(
     axes = {
         name: tuple(map(float, each))
         for name, each in given.items()
-        if isinstance(each, Sequence | Tensor) and not isinstance(each, str)
+        if isinstance(each, Sequence | Tensor | np.ndarray) and not isinstance(each, str)
     }
     if empty := [name for name, values in axes.items() if not values]:
         raise AssumptionError(f"{', '.join(empty)} must have a value at least")
@@ -104,7 +105,8 @@ def rows_needed(
 ) -> int:
     """Find the least number of rows at which a bound is at most a target, were all its other numbers the same.
 
-    min {n : bound(n) <= target}, by bisection: bounds fall with n.
+    min {n : bound(n) <= target}, by bisection: bounds fall with n, but for a prior that was drawn privately from all of
+    these rows, whose cost grows with them.
 
     Args:
         target: in the unit of the loss.
@@ -118,7 +120,8 @@ def rows_needed(
         n.
 
     Raises:
-        AssumptionError: when no number of rows is enough, saying what 10^12 of them give.
+        AssumptionError: when no number of rows is enough, saying what 10^12 of them give; when the bound does not fall
+            with them, or has no use for a number.
 
     Example:
         >>> from pacbayes_fl.bounds import Premises, Provenance, rows_needed
@@ -127,6 +130,11 @@ def rows_needed(
     """
     record = _of_clients(bound)
     checked("target", target, premises.loss.low, premises.loss.high)
+    if idle := [name for name in numbers if name == "n" or name not in record.needs]:
+        raise AssumptionError(f"the rows that the bound {record.name!r} needs do not depend on {', '.join(idle)}")
+    if premises.prior.source == "row-level DP" and premises.prior.rows is None:
+        what = "a prior that was drawn privately from all rows of the bound costs the more, the more there are"
+        raise AssumptionError(what, hint="Provenance(rows=...) says how many the mechanism saw; or `sweep` over n")
 
     def value(n: int) -> float:
         given = {**numbers, "n": float(n), "delta": delta}

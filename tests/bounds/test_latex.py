@@ -20,6 +20,8 @@ def test_a_row_for_every_client_and_bounds_are_rounded_up() -> None:
     printed = [float(row.split(" & ")[4].removesuffix(r" \\")) for row in rows[2:]]
     assert all(0 <= shown - value < 1e-3 for shown, value in zip(printed, certificate.value.tolist(), strict=True))
     assert certificate.to_latex(header=False).splitlines()[1].startswith("2 & 0.2")
+    special = certificate.to_latex(["x^2", "~y"], header=False).splitlines()
+    assert [row.split(" & ")[0] for row in special] == [r"x\textasciicircum{}2", r"\textasciitilde{}y"]
 
 
 def test_what_is_no_certificate_shows_reasons_and_no_number() -> None:

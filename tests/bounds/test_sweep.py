@@ -6,6 +6,7 @@ import math
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -43,6 +44,24 @@ def test_that_many_rows_are_enough_and_one_less_is_not(name: str, more: dict[str
     n = rows_needed(target, name, **AT, **more)
     around = sweep(name, n=[n - 1.0, float(n)], **AT, **more).values.tolist()
     assert around[1] <= target < around[0]
+
+
+def test_an_axis_may_be_an_array() -> None:
+    given: dict[str, Any] = {"risk": 0.03, "kl": 5.0, "delta": 0.05, "premises": FINE}
+    listed, array = sweep("seeger", n=[10.0, 100.0], **given), sweep("seeger", n=np.array([10, 100]), **given)
+    assert torch.equal(listed.values, array.values)
+
+
+def test_rows_of_which_a_bound_does_not_fall_or_that_are_given_are_refused() -> None:
+    given: dict[str, Any] = {"risk": 0.1, "kl": 5.0, "beta": 100.0, "delta": 0.05}
+    grows = Premises(Provenance("row-level DP", epsilon=0.1), independent=True)
+    with pytest.raises(AssumptionError, match="costs the more, the more there are"):
+        rows_needed(0.268, "theorem-3.2", premises=grows, **given)
+    known = Premises(Provenance("row-level DP", epsilon=0.1, rows=50), independent=True)
+    assert rows_needed(0.5, "theorem-3.2", premises=known, **given) > 1
+    for name in ("n", "beta"):
+        with pytest.raises(AssumptionError, match=f"do not depend on {name}"):
+            rows_needed(0.3, risk=0.1, kl=1.0, delta=0.05, premises=FINE, **{name: 5.0})
 
 
 def test_targets_out_of_reach_are_refused_with_what_there_is() -> None:
