@@ -68,7 +68,7 @@ def hypotheses_of(
         raise AssumptionError("weights are of a list of predictors", hint="certify_model([tree, tree], weights=...)")
     if type(model).__module__.split(".")[0] == "laplace":
         return _laplace(model, prior)
-    if hasattr(model, "coef_") and hasattr(model, "sigma_") and np.ndim(model.sigma_) == 2:
+    if prior is not None and hasattr(model, "coef_") and hasattr(model, "sigma_") and np.ndim(model.sigma_) == 2:
         return _bayesian_ridge(model, prior)
     if prior is not None and callable(model) and callable(prior) and not hasattr(model, "predict"):
         return _guide(model, prior, inputs)
@@ -268,7 +268,7 @@ def _beside(posterior: Any) -> list[Tensor]:
 
 def _bayesian_ridge(posterior: Any, prior: Any) -> Hypotheses:
     """Take scikit-learn's Bayesian linear regression, N(coef_, sigma_) and an intercept that is known, from another."""
-    if prior is None or not (hasattr(prior, "coef_") and hasattr(prior, "sigma_")):
+    if not (hasattr(prior, "coef_") and hasattr(prior, "sigma_")):
         what = f"the prior of a {type(posterior).__name__} must be one that was fitted on other rows, got {prior}"
         raise AssumptionError(what)
     if float(posterior.intercept_) != float(prior.intercept_):

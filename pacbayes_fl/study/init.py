@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import Final, NamedTuple
@@ -24,6 +25,7 @@ from pacbayes_fl.study.parts import DataPart
 _COLUMNS: Final = 100  # of a comment
 _WORDS: Final = 50  # categories that a column may have
 _LOGICAL: Final = frozenset({"true", "false"})
+_DATE: Final = re.compile(r"\d{1,4}[-/. ]+(\d{1,2}|[A-Za-z]{3,9})[-/., ]+\d{1,4}\b")
 
 
 class Columns(NamedTuple):
@@ -95,13 +97,18 @@ def look(path: Path, client: str | None = None, target: str | None = None, time:
         free.pop(target)
     labels = user_tables.like_labels(columns[target])
     words = {name: _words(values) for name, values in free.items()}
-    few = [name for name, own in words.items() if 1 < len(own) <= _WORDS and not _dates([*own])]
+    few = [name for name, own in words.items() if 1 < len(own) <= _WORDS and not (_dates([*own]) or _like_dates(own))]
     categorical = tuple(name for name in few if not _mostly_numbers(free[name]))
     used = tuple(name for name, own in words.items() if not own or name in categorical)
     gaps = any(cells.is_gap(value) for name in (target, *used) for value in columns[name])
     remarks += [f"column {name!r} is left out: {_why(free[name], where)}" for name in free if name not in used]
     features = used if len(used) < len(free) else ()
     return Columns(client, target, time, labels, categorical, features, gaps, tuple(remarks))
+
+
+def _like_dates(words: Iterable[str]) -> bool:
+    """Whether texts look like dates, be they in a form that is read or not."""
+    return all(_DATE.match(word) for word in words)
 
 
 def _mostly_numbers(values: Sequence[object]) -> bool:
@@ -119,6 +126,8 @@ def _why(values: Sequence[object], where: Sequence[str]) -> str:
         (value, place), *others = [one for one in known if _words([one[0]])]
         more = "" if not others else ", nor is one more" if len(others) == 1 else f", nor are {len(others)} more"
         return f"{str(value).strip()!r} in {place} is no number{more}"
+    if _like_dates(_words(values)):
+        return "it looks like dates, which are read as 2024-05-01, 2024-05-01T13:00+02:00 or 01.05.2024 13:00"
     count = len(_words(values))
     return "it holds one word" if count == 1 else f"it holds {count} different words"
 

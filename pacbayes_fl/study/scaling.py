@@ -247,9 +247,9 @@ def labels(shared: Shared, dataset: tables.Dataset) -> dict[str, dict[str, str]]
     result = {label: text for label, text in result.items() if text}
     if shared.bounds is not None:
         ends = shared.bounds.words(names(dataset))
-        result["bounds"] = (
-            f"predictions end at {ends}; there NLPD is of a probability, not comparable with that of a run without"
-        )
+        inside = shared.transform is not None and shared.transform.name == "logit"  # of which no target is at an end
+        there = "; there NLPD is of a probability, not comparable with that of a run without"
+        result["bounds"] = f"predictions lie between {ends}" if inside else f"predictions end at {ends}{there}"
     if shared.transform is not None:
         result["transform"] = f"t = {shared.transform.title} is learned; predictions and scores are of y"
     if shared.summaries is not None:

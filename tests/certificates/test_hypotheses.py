@@ -58,6 +58,10 @@ def test_a_bayesian_ridge_is_drawn_from_and_measured_by_its_gaussians() -> None:
     assert got.terms["risk"].item() == pytest.approx(exact.item(), abs=0.01) and got.valid
     again = certify_model(posterior, prior, (more, target(more, 1)), draws=400, **FINE)
     assert torch.equal(again.value, got.value)
+    fixed = certify_model(
+        prior, rows=(more, target(more, 1)), **FINE
+    )  # of one predictor, whose coefficients are a mean
+    assert fixed.valid and "betting" in fixed.theorem
     shifted = BayesianRidge().fit(*both)
     with pytest.raises(AssumptionError, match="the intercepts differ"):
         certify_model(shifted, prior, (more, target(more, 1)), **FINE)

@@ -86,6 +86,20 @@ def month(k: int, i: int) -> str:
                 remarks=("column 'note' is left out: it holds one word",),
             ),
         ),
+        *(
+            (
+                {"when": lambda k, i, form=form: form.format(day=i + 1)},
+                {},
+                Columns(
+                    *("client", "y", None, False, (), ("lag_1", "x"), False),
+                    remarks=(
+                        "column 'when' is left out: it looks like dates, which are read as 2024-05-01, "
+                        "2024-05-01T13:00+02:00 or 01.05.2024 13:00",
+                    ),
+                ),
+            )
+            for form in ("02/{day:02d}/2024", "{day}-02-2024", "{day} Feb 2024", "2/{day}/24 1:00 PM")
+        ),
         (
             {"wind": lambda k, i: ("n/a?" if i == 2 else "1e400") if k == 1 and i in (2, 4) else i},
             {},
