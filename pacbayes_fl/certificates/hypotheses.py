@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,8 @@ from torch.nn.utils import vector_to_parameters
 
 from pacbayes_fl.bounds import discrete_kl, full_gaussian_kl
 from pacbayes_fl.errors import AssumptionError
+
+_VALUES = 64  # of a discrete site that are tried
 
 Predict = Callable[[Any], Any]
 """Turns inputs into scores or log probabilities [n, C], labels [n], real predictions [n], or a torch distribution."""
@@ -306,7 +309,7 @@ def _linear(coef: Any, intercept: float, x: Any) -> Any:
 
 def _guide(guide: Any, model: Any, inputs: Any) -> Hypotheses:
     """Take a Pyro guide over a program of inputs that observes one site; the KL divergence is that of its sites."""
-    values = [_guide_kl(guide, model, inputs, seed) for seed in range(3)]
+    values = [_guide_kl(model, inputs, drawn) for drawn in _draws_of(guide, inputs)]
     if max(values) - min(values) > 1e-6 * (1.0 + abs(values[0])):
         what = "the guide's sites, or the program's, depend on each other: their KL divergences vary from draw to draw"
         raise AssumptionError(what, hint="give sample and kl of the guide as a whole")
@@ -342,11 +345,28 @@ def _played(model: Any, drawn: Any, x: Any) -> Any:
     return result
 
 
-def _guide_kl(guide: Any, model: Any, inputs: Any, seed: int) -> float:
-    """Add the divergences of a guide's sites up, given the values that a seed draws."""
+def _draws_of(guide: Any, inputs: Any) -> Iterator[Any]:
+    """Yield traces of a guide: some draws, and the first with other values at each discrete site, be they unlikely."""
     with torch.no_grad(), torch.random.fork_rng(devices=[]), pyro.validation_enabled(False):
-        torch.manual_seed(seed)
-        drawn = poutine.trace(guide).get_trace(inputs)
+        for seed in range(3):
+            torch.manual_seed(seed)
+            drawn = poutine.trace(guide).get_trace(inputs)
+            yield drawn
+            discrete = [name for name, site in drawn.nodes.items() if not seed and _enumerable(site)]
+            for name in discrete:
+                for value in islice(drawn.nodes[name]["fn"].enumerate_support(), _VALUES):
+                    other = drawn.copy()
+                    other.nodes[name] = {**drawn.nodes[name], "value": value}
+                    yield poutine.trace(poutine.replay(guide, trace=other)).get_trace(inputs)
+
+
+def _enumerable(site: Any) -> bool:
+    return site["type"] == "sample" and not _is_plate(site) and bool(site["fn"].has_enumerate_support)
+
+
+def _guide_kl(model: Any, inputs: Any, drawn: Any) -> float:
+    """Add the divergences of a guide's sites up, given the values of a trace."""
+    with torch.no_grad(), pyro.validation_enabled(False):
         played = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(inputs)
     total = 0.0
     for name, site in drawn.nodes.items():

@@ -150,6 +150,18 @@ def leaning(x: Tensor, y: Tensor | None = None) -> None:
     pyro.sample("w", dist.Normal(5 * level * torch.ones(2), 0.1).to_event(1))
 
 
+def mixture(x: Tensor, y: Tensor | None = None) -> Tensor:
+    kind = pyro.sample("kind", dist.Bernoulli(0.5))
+    w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with pyro.plate("rows", len(x)):
+        return pyro.sample("y", dist.Normal(x @ w + kind, 0.3), obs=y)
+
+
+def seldom(x: Tensor, y: Tensor | None = None) -> None:
+    kind = pyro.sample("kind", dist.Bernoulli(0.001))
+    pyro.sample("w", dist.Normal(1e3 * kind * torch.ones(2), 0.1).to_event(1))
+
+
 def masked(x: Tensor, y: Tensor | None = None) -> None:
     pyro.sample("w", dist.Normal(torch.ones(2), 0.1).mask(torch.tensor([True, False])).to_event(1))
 
@@ -163,9 +175,10 @@ def masked(x: Tensor, y: Tensor | None = None) -> None:
         (AutoLowRankMultivariateNormal(program), program, "the program has no site"),
         (apart, hierarchy, "vary from draw to draw"),
         (leaning, hierarchy, "vary from draw to draw"),
+        (seldom, mixture, "vary from draw to draw"),
         (masked, program, "'w' is of kind MaskedDistribution"),
     ],
-    ids=["delta", "diagonal", "full", "low rank", "hierarchy", "dependent", "masked"],
+    ids=["delta", "diagonal", "full", "low rank", "hierarchy", "dependent", "seldom", "masked"],
 )
 def test_a_guide_whose_divergence_is_no_sum_over_its_sites_is_refused(guide: Any, model: Any, said: str) -> None:
     x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
