@@ -94,9 +94,8 @@ class Split(FineTuned[Client | Nothing], AveragedWeights[Client | Nothing]):
     ) -> tuple[Update, Client | Nothing]:
         """Train the weights of the schedule, from the shared and the client's own ones."""
         theta = self._joined(message, state, batch)
-        if (
-            self.schedule == "shared-last"
-        ):  # with epochs a descent draws as long as the longest client of the call needs
+        if self.schedule == "shared-last":
+            # With epochs a descent draws as long as the longest client of the call needs.
             theta = self._descend("own", theta, batch, noise.fork(), self.own_passes).theta
         theta, _, loss = self._descend("all" if self.schedule == "together" else "shared", theta, batch, noise)
         if isinstance(state, Client):
