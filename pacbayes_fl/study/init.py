@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
@@ -113,19 +114,25 @@ def _like_dates(words: Iterable[str]) -> bool:
 
 def _mostly_numbers(values: Sequence[object]) -> bool:
     """Whether half of the values or more are numbers, so that the others are mistakes and no words."""
-    known = [value for value in values if not cells.is_gap(value)]
-    return 2 * sum(bool(_words([value])) for value in known) <= len(known)
+    times_of = Counter(str(value).strip() for value in values if not cells.is_gap(value))
+    return 2 * sum(times_of[word] for word in _odd(times_of)) <= times_of.total()
+
+
+def _odd(words: Iterable[str]) -> set[str]:
+    """Texts that are no numbers."""
+    return {word for word in words if _words([word])}
 
 
 def _why(values: Sequence[object], where: Sequence[str]) -> str:
     """Say why a column is no feature."""
-    known = [(value, place) for value, place in zip(values, where, strict=True) if not cells.is_gap(value)]
-    if _dates([value for value, _ in known]):
+    known = [(str(value).strip(), at) for value, at in zip(values, where, strict=True) if not cells.is_gap(value)]
+    if _dates([value for value in values if not cells.is_gap(value)]):
         return "it holds dates; --time names the times of the rows"
     if _mostly_numbers(values):
-        (value, place), *others = [one for one in known if _words([one[0]])]
+        odd = _odd({word for word, _ in known})
+        (word, place), *others = [one for one in known if one[0] in odd]
         more = "" if not others else ", nor is one more" if len(others) == 1 else f", nor are {len(others)} more"
-        return f"{str(value).strip()!r} in {place} is no number{more}"
+        return f"{word!r} in {place} is no number{more}"
     if _like_dates(_words(values)):
         return "it looks like dates, which are read as 2024-05-01, 2024-05-01T13:00+02:00 or 01.05.2024 13:00"
     count = len(_words(values))
