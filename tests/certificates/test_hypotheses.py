@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,13 @@ def test_a_pyro_guide_is_measured_site_by_site() -> None:
     pyro.clear_param_store()
 
 
+@pytest.fixture
+def parameters() -> Iterator[None]:
+    """Leave Pyro's store of parameters, one of the process, as it was."""
+    with pyro.get_param_store().scope():
+        yield
+
+
 def program(x: Tensor, y: Tensor | None = None) -> Tensor:
     w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
     with pyro.plate("rows", len(x)):
@@ -180,6 +188,7 @@ def masked(x: Tensor, y: Tensor | None = None) -> None:
     ],
     ids=["delta", "diagonal", "full", "low rank", "hierarchy", "dependent", "seldom", "masked"],
 )
+@pytest.mark.usefixtures("parameters")
 def test_a_guide_whose_divergence_is_no_sum_over_its_sites_is_refused(guide: Any, model: Any, said: str) -> None:
     x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
     guide(x, x[:, 0])
@@ -187,6 +196,7 @@ def test_a_guide_whose_divergence_is_no_sum_over_its_sites_is_refused(guide: Any
         certify_model(guide, model, (x, x[:, 0]), draws=5, source="data-free", independent=True)
 
 
+@pytest.mark.usefixtures("parameters")
 def test_a_guide_of_independent_sites_has_one_divergence_whatever_torch_has_drawn() -> None:
     x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
     guide = AutoNormal(program, init_scale=0.3)
