@@ -13,8 +13,7 @@ from pacbayes_fl.results.certificates import rounded_up
 _COLUMNS = (("risk", "risk"), ("kl", "KL"), ("n", "$n$"))
 _SPECIAL = str.maketrans(
     {c: f"\\{c}" for c in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
-    | {"^": r"\textasciicircum{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 )
 
 

@@ -418,8 +418,8 @@ def loss_named(name: str, **settings: float) -> BoundedLoss:
         if idle := sorted(settings.keys() - {*known}):
             hint = f"it has {', '.join(known)}" if known else "its range is that of an indicator"
             raise AssumptionError(f"the loss {name!r} has no setting {', '.join(idle)}", hint=hint)
-        missing = [field.name for field in fields(LOSSES[name]) if field.default is MISSING]
-        if missing := [field for field in missing if field not in settings]:
+        needed = [field.name for field in fields(LOSSES[name]) if field.default is MISSING]
+        if missing := [field for field in needed if field not in settings]:
             raise AssumptionError(f"the loss {name!r} needs {', '.join(missing)}", hint=f"such as {name}=4")
         return LOSSES[name](**settings)
     if name in _UNBOUNDED:

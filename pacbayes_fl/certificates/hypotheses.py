@@ -339,9 +339,7 @@ def _played(model: Any, drawn: Any, x: Any) -> Any:
     ]
     if len(sites) != 1:
         raise AssumptionError(f"the program must observe one site given its inputs, found {len(sites)}")
-    result = sites[0]["fn"]
-    while hasattr(result, "base_dist"):
-        result = result.base_dist
+    *_, result = _layers(sites[0]["fn"])
     return result
 
 
@@ -395,7 +393,7 @@ def _guide_kl(model: Any, inputs: Any, drawn: Any) -> float:
 
 
 def _layers(distribution: Any) -> Iterator[Any]:
-    """Yield a distribution and those that it is made around."""
+    """Yield a distribution and those that it is made around, the innermost last."""
     while distribution is not None:
         yield distribution
         distribution = getattr(distribution, "base_dist", None)

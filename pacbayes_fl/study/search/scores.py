@@ -25,7 +25,7 @@ class HeldOutScore:
     """Log likelihoods of the held-out rows of all clients.
 
     A row of which every candidate is wrong, such as one with a misplaced decimal mark, would decide for all clients:
-    densities of numbers count as 50 nats at least.
+    log densities of numbers count as -50 nats at least.
 
     Args:
         group: rows to learn from as its training rows, held-out ones as its test rows.
