@@ -18,6 +18,7 @@ from pacbayes_fl.errors import caller_stacklevel
 _FAR: Final = math.log(30.0)  # times the size of the client in the middle, at least, is far
 _DEVIATIONS: Final = 6.0  # of the logarithms of sizes, in standard deviations of what is normal
 _NORMAL: Final = 1.4826  # standard deviation per median absolute deviation
+_ROUNDING: Final = 500.0  # of the least relative step of numbers: deviations below are none
 _FEWEST: Final = 4  # clients of whom more than one half can be outvoted
 _SHOWN: Final = 5  # names in a warning
 
@@ -43,6 +44,7 @@ def far(moments: Moments, has_rows: Tensor) -> Tensor:
     mean, std = (leaf[has_rows].double() for leaf in moments[:2])
     unit = power_of_two(torch.maximum(mean.abs(), std).median(0).values)
     size = torch.hypot(std / unit, mean / unit - (mean / unit).median(0).values)
+    size = torch.where(size > _ROUNDING * torch.finfo(moments.std.dtype).eps, size, 0.0)
     usual = size.median(0).values
     logs = log_in(torch.where(size > 0, size, 1.0), torch.ones_like(unit))
     middle = log_in(torch.where(usual > 0, usual, 1.0), torch.ones_like(unit))

@@ -56,6 +56,17 @@ def test_few_clients_and_columns_of_one_value_are_not_judged() -> None:
     assert not any(map(any, away(flags)))
 
 
+@pytest.mark.parametrize("flagged", [2, 5, 9])
+@pytest.mark.parametrize("clients", [20, 33])
+def test_a_column_that_tells_clients_apart_is_not_judged_by_its_rounding(clients: int, flagged: int) -> None:
+    """Standardised across clients, 0 and 1 have standard deviations of 1e-17 inside them."""
+    share = flagged / clients
+    flags = torch.zeros(clients, 9, 1, dtype=torch.float64)
+    flags[:flagged] = 1.0
+    standard = (flags - share) / (share * (1 - share)) ** 0.5
+    assert not any(map(any, away(standard))) and not any(map(any, away(standard.float())))
+
+
 @pytest.mark.parametrize("kind", ["pooled", "shrunk"])
 def test_moments_are_those_of_the_others_and_a_warning_says_of_whom(kind: ColumnScale) -> None:
     columns = rows()
