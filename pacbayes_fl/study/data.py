@@ -30,7 +30,7 @@ from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.study import sources
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.parts import DataPart
-from pacbayes_fl.study.table_checks import check_columns, order_of_file, single_rows
+from pacbayes_fl.study.table_checks import beyond_training, check_columns, order_of_file, single_rows
 
 _OF_TABLES: Final = tuple(one.name for one in fields(Layout) if one.name not in ("client", "target", "group"))
 
@@ -156,7 +156,8 @@ def _read_file(part: DataPart) -> tables.Dataset:
     dataset = tables.read(path, part, part.test.share, task, last)
     if part.task == "auto" and dataset.classes is None and path.suffix in user_tables.TABLES:
         _warn_of_labels(dataset)
-    remarks = (order_of_file(path.name, dataset.provenance.get("test_rows")), single_rows(dataset))
+    order = order_of_file(path.name, dataset.provenance.get("test_rows"))
+    remarks = (order, single_rows(dataset), beyond_training(dataset))
     for said in filter(None, remarks):
         warnings.warn(said, stacklevel=caller_stacklevel())
     return dataset

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+import torch
+from torch import Tensor
+
 from pacbayes_fl.data import tables
+from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.row_counts import one_row
 from pacbayes_fl.errors import PrivacyError, StudyError, listed
 from pacbayes_fl.study.file import Study
+
+_MOST: Final = 0.5  # of the test rows
 
 
 def check_columns(study: Study) -> None:
@@ -68,3 +76,32 @@ def single_rows(dataset: tables.Dataset) -> str | None:
         return None
     what = f"{listed(who)}: all training rows are one and the same, or there is but one"
     return f"{what}; how much their columns vary is known from other clients alone"
+
+
+def beyond_training(dataset: tables.Dataset) -> str | None:
+    """Say in which features most test rows lie beyond all training rows, where a model can but go on as it likes.
+
+    Args:
+        dataset: of a table.
+
+    Returns:
+        The remark, None where there is no such feature.
+    """
+    if dataset.feature_shape:
+        return None
+    train, test = ([getattr(group, part) for group in dataset.groups.values()] for part in ("train", "test"))
+    known = [x for batch in train for x in _rows_by_client(batch)]
+    asked = [x for batch in test for x in _rows_by_client(batch)]
+    low, high = torch.stack([x.amin(0) for x in known]).amin(0), torch.stack([x.amax(0) for x in known]).amax(0)
+    beyond = torch.stack([((x < low) | (x > high)).sum(0) for x in asked]).sum(0) / sum(map(len, asked))
+    shares = zip(dataset.features, beyond.tolist(), strict=True)
+    named = [f"{column.name!r} ({share:.0%})" for column, share in shares if share > _MOST]
+    if not named:
+        return None
+    what = f"most test rows lie beyond the training rows of all clients in {listed(named)}"
+    return f"{what}: what is predicted there is an extrapolation, which no training row vouches for"
+
+
+def _rows_by_client(batch: ClientBatch) -> list[Tensor]:
+    """The rows of every client that has some [m_k, d]."""
+    return [x[:size] for x, size in zip(batch.x, batch.size.long().tolist(), strict=True) if size]

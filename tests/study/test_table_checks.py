@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.table_checks import order_of_file, single_rows
+from pacbayes_fl.study.table_checks import beyond_training, order_of_file, single_rows
 from tests.study.analyst import data, houses
 
 ROOFS = {"roof": ["flat", "south", "west"]}
@@ -67,3 +70,25 @@ def test_a_client_that_has_one_row_or_repeats_one_is_named(tmp_path: Path) -> No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pacbayes_fl.study.table_checks.one_row", lambda batch: batch.size > 6)
         assert single_rows(dataset) is None
+
+
+@pytest.mark.parametrize(("first", "said"), [(0, None), (10, None), (14, "'day' (67%)"), (-40, "'day' (100%)")])
+def test_features_in_which_most_test_rows_lie_beyond_all_training_rows_are_named(
+    first: int, said: str | None, tmp_path: Path
+) -> None:
+    """Training rows are of days 0 to 9 and 10 to 16, and nine test rows of each client begin at another one."""
+    random, path, table = np.random.default_rng(0), tmp_path / "days.csv", []
+    for client, days in (("a", range(10)), ("b", range(10, 17))):
+        for split, numbers in (("train", days), ("test", range(first, first + 9))):
+            table += [
+                {"client": client, "split": split, "day": day, "x": random.uniform(-1, 1) / (2 - (split == "train"))}
+                for day in numbers
+            ]
+    pd.DataFrame(table).assign(y=lambda rows: random.normal(size=len(rows))).to_csv(path, index=False)
+    one = Study.from_table({"data": {"source": str(path), "features": ["day", "x"]}}, "days")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        remark = beyond_training(load(one))
+    assert (remark is None) == (said is None)
+    if remark is not None and said is not None:
+        assert said in remark and "'x'" not in remark and remark in [str(one.message) for one in caught]
