@@ -1,7 +1,8 @@
 """Default settings beside linear models on small federations: `python -m benchmarks.small_federations`.
 
-What a user meets who names only a table. Ten federations are made here: linear, smooth, rough, heavy-tailed, with
-slopes of each client's own, with a client whose target is constant, from 3 to 300 rows a client. One is real:
+What a user meets who names only a table. Eleven federations are made here: linear, smooth, rough, heavy-tailed, with
+slopes of each client's own, with a client whose target is constant, from 3 to 300 rows a client, and series with a
+trend and a cycle, whose test rows are beyond the training rows. One is real:
 scikit-learn's diabetes table, clients by sex and octile of age. Six clients (of diabetes four) never train.
 """
 
@@ -52,6 +53,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "constant": Kind(3, 10, 12),
         "many-rows": Kind(3, 4, 300),
         "wide": Kind(20, 16, 15),
+        "trend": Kind(2, 10, 60),
     }
 )
 NEW, TEST = 6, 50  # new clients, and test rows of every client
@@ -89,6 +91,9 @@ def targets(name: str, client: int, x: Array, weight: Array, directions: Array, 
             return x @ weight + 0.5 * random.standard_t(2, size=len(x))
         case "constant" if client == 0:
             return np.full(len(x), 2.0)
+        case "trend":
+            slope = weight[0] + 0.2 * random.normal()
+            return slope * x[:, 0] + np.sin(x[:, 0]) + 0.3 * x[:, 1] + 0.3 * residual
         case "many-rows":
             return x @ weight + 0.4 * np.sin(2 * x[:, 0]) + 0.5 * residual
     return x @ weight + 0.5 * residual
@@ -102,18 +107,23 @@ def made(name: str, seed: int) -> pd.DataFrame:
         seed: of the draw.
 
     Returns:
-        A table with columns client, group, split, x0, x1, ... and y, as a study reads it.
+        A table with columns client, group, split, x0, x1, ... and y, as a study reads it; without split of "trend", of
+        which a quarter of each client's rows, the last ones, are test rows.
     """
     kind, random = KINDS[name], np.random.default_rng([seed, list(KINDS).index(name)])
     weight = random.normal(size=kind.features) / kind.features**0.5
     directions = random.normal(size=(kind.features, 2))
     tables = []
     for client in range(kind.clients + NEW):
-        x = random.normal(size=(kind.rows + TEST, kind.features))
+        series = name == "trend"
+        x = random.normal(size=(kind.rows + (kind.rows // 3 if series else TEST), kind.features))
+        if series:
+            x[:, 0] = np.arange(len(x)) / 4
         table = pd.DataFrame(x, columns=[f"x{j}" for j in range(kind.features)])
         table["y"] = 3 + 10 * targets(name, client, x, weight, directions, random)
         table["client"], table["group"] = f"client_{client}", "existing" if client < kind.clients else "new"
-        table["split"] = ["train"] * kind.rows + ["test"] * TEST
+        if not series:
+            table["split"] = ["train"] * kind.rows + ["test"] * TEST
         tables.append(table)
     return pd.concat(tables)
 

@@ -13,6 +13,9 @@ from pacbayes_fl.methods import HeldOutChoice
 from pacbayes_fl.study import choices
 from pacbayes_fl.study.search import held_out
 
+LAWFUL = tuple(name for name in KINDS if name != "trend")
+"""Those whose test rows are like their training rows."""
+
 FEW_ROUNDS = 50
 """The most that the held-out choice visits on "many-rows", whose 300 rows would take it to 200."""
 
@@ -20,6 +23,9 @@ FEW_ROUNDS = 50
 @pytest.mark.parametrize("name", KINDS)
 def test_a_federation_has_the_clients_and_rows_that_it_says(name: str) -> None:
     kind, table = KINDS[name], made(name, 0)
+    if name == "trend":
+        assert set(table.groupby("client").size()) == {kind.rows * 4 // 3} and "split" not in table
+        return
     counts = table.groupby(["group", "client", "split"]).size()
     assert len(counts["existing"]) == 2 * kind.clients and len(counts["new"]) == 2 * NEW
     assert set(counts[:, :, "train"]) == {kind.rows} and set(counts[:, :, "test"]) == {TEST}
@@ -37,7 +43,7 @@ def test_diabetes_is_dealt_out_whole() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the federation overfits", "ignore:targets of client_0 do not vary")
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "many-rows" else n for n in KINDS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "many-rows" else n for n in LAWFUL])
 def test_defaults_are_never_worse_than_the_better_linear_model(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,6 +63,18 @@ def test_defaults_are_never_worse_than_the_better_linear_model(
     for group in ("existing", "new"):
         mean, half = excess(draws, "pac-pfl", group)
         assert mean <= half, f"RSMSE of {group} clients is {mean:.3f} ± {half:.3f} above the better ridge regression's"
+
+
+@pytest.mark.filterwarnings("ignore:rows.csv", "ignore:.* beyond the training rows")
+def test_beyond_the_training_rows_nothing_is_learned_that_held_out_rows_deny(tmp_path: Path) -> None:
+    """A trend with a cycle: what the first rounds learn of the cycle goes on as it likes."""
+    table = made("trend", 0)
+    with pytest.warns(UserWarning, match="no round improves on the regression"):
+        chosen = runs(table, "pac-pfl", (), tmp_path)["pac-pfl"]
+    trained = runs(table, "pac-pfl", ("federation.rounds=10",), tmp_path)["pac-pfl"]
+    for group in ("existing", "new"):
+        better = np.array(trained.column(group, "nlpd"), float) - np.array(chosen.column(group, "nlpd"), float)
+        assert chosen.round == 0 and better.mean() > 2 * better.std() / len(better) ** 0.5
 
 
 @pytest.mark.filterwarnings("ignore:the federation overfits")

@@ -27,6 +27,7 @@ from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study import residuals
 from pacbayes_fl.study.choices import ROUNDS, TEMPERATURE, candidates, every, kind_of, with_value
 from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.gp_model import GPModel
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.search.path import MARKS, follow
 from pacbayes_fl.study.search.path import Path as Along
@@ -187,10 +188,9 @@ def _along_paths(
     """Train short federations for every candidate, without some clients and rows; each counts by its best round."""
     usual, *_ = every_one = candidates(study, asked)
     rounds = min(asked.rounds or study.method.options.trial_rounds, study.plan.rounds)
-    marks = (*(mark for mark in MARKS if mark < rounds), rounds) if ROUNDS in study.held_out else (rounds,)
+    some = (*(mark for mark in MARKS if mark < rounds), rounds) if ROUNDS in study.held_out else (rounds,)
     whole = ROUNDS in study.held_out and asked.better == "clearly" and asked.rounds is None
-    if whole:
-        marks = candidates(study, ROUNDS)
+    marks = _from_start(study, candidates(study, ROUNDS) if whole else some)
     scores, known, causes = {}, dict[object, Along](), list[str]()
     for candidate in every_one:
         trial = first(with_value(study, asked, candidate), but=(ROUNDS, TEMPERATURE))
@@ -207,10 +207,17 @@ def _along_paths(
     return with_value(study, asked, chosen), note
 
 
+def _from_start(study: Study, marks: Sequence[int]) -> Sequence[int]:
+    """Look at the start too where that is a model already, and the number of rounds is open: a linear regression."""
+    linear = isinstance(study.model, GPModel) and study.model.linear == "ridge"
+    return (0, *marks) if linear and ROUNDS in study.held_out else marks
+
+
 def _rounds(study: Study, paths: _Paths, tell: Callable[[str, float], None]) -> tuple[Study, JsonTable]:
     """Choose the number of rounds along the path of one federation, with the first candidates of what is open later."""
     trial = first(study, but=(ROUNDS, TEMPERATURE))
-    path = paths(trial, candidates(study, ROUNDS), lambda mark, score: tell(f"{ROUNDS.key}={mark}", score))
+    marks = _from_start(study, candidates(study, ROUNDS))
+    path = paths(trial, marks, lambda mark, score: tell(f"{ROUNDS.key}={mark}", score))
     if path.best is None:
         if path.failure is not None:
             raise StudyError(f"no number of rounds could be chosen: {path.failure}")

@@ -55,10 +55,16 @@ class Path:
     clients: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
     @property
-    def best(self) -> int | None:
-        """The number of rounds of the highest score, the least of equals; None where no score is finite."""
-        known = {mark: score for mark, score in self.scores.items() if math.isfinite(score)}
+    def trained(self) -> int | None:
+        """The number of rounds, above 0, of the highest score, the least of equals; None where no score is finite."""
+        known = {mark: score for mark, score in self.scores.items() if mark > 0 and math.isfinite(score)}
         return max(known, key=lambda mark: known[mark], default=None)
+
+    @property
+    def best(self) -> int | None:
+        """That number; and 0 where the start is better by two standard errors over clients."""
+        best = self.trained
+        return 0 if best is not None and 0 in self.clients and _clearly(self.clients[0], self.clients[best]) else best
 
     def ahead_of(self, other: Path, how: Margin) -> bool:
         """Whether held-out rows are likelier than along another path, both at their best.
@@ -100,12 +106,17 @@ class Path:
         return best <= self.scores[self.best]
 
     def remark(self) -> str | None:
-        """Say that rows become less likely while the clients' objective goes on getting better.
+        """Say that rows become less likely while the clients' objective goes on getting better, or from the start on.
 
         Returns:
             A sentence with numbers; None where that is not so.
         """
         best, last = self.best, max(self.scores, default=0)
+        if best == 0 and self.trained is not None:
+            return (
+                "no round improves on the regression where learning starts: held-out rows are likelier there, "
+                f"{self.scores[0]:.4g} nats per row and {self.scores[self.trained]:.4g} after {self.trained}"
+            )
         if best is None or self.objective is None or not {best, last} <= self.objectives.keys():
             return None
         before, after = self.objectives[best], self.objectives[last]
@@ -123,7 +134,9 @@ class Path:
 def deal(dataset: tables.Dataset, seed: int, part: int, layout: Layout | None = None) -> tables.Dataset | None:
     """Hold a fifth of the existing clients out, and of everyone's training rows a fifth, the last ones first.
 
-    Of fewer than five clients or rows one is held out; of fewer than three clients, and of a single row, none is.
+    Of fewer than five clients or rows one is held out; of fewer than three clients, and of a single row, none is. Where
+    test rows are the last ones of every client, rows behind the held-out ones are on neither side, unless there are no
+    others: what comes next is to be predicted then, as from a rolling origin (Tashman 2000).
 
     Args:
         dataset: of a study; test and validation rows and new clients are not looked at.
@@ -140,6 +153,7 @@ def deal(dataset: tables.Dataset, seed: int, part: int, layout: Layout | None = 
     count, labelled = train.clients, not train.y.is_floating_point()
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
     find = None if layout is None else told(dataset, layout)
+    later = _test_rows_are_later(dataset)
     out = set(order[part % min(BLOCKS, count) :: BLOCKS]) if count > 2 else set()
     rest, held = [], []
     for k, size in enumerate(train.size.long().tolist()):
@@ -149,6 +163,9 @@ def deal(dataset: tables.Dataset, seed: int, part: int, layout: Layout | None = 
             asked = _held_block(size, part)
         asked = asked.to(train.x.device)
         left = ~asked if find is None else ~asked & ~find(k, asked)
+        if later and not labelled:
+            before = left & (asked.cumsum(0) == 0)
+            left = before if before.any() else left
         if not left.any():
             asked, left = torch.zeros_like(asked), torch.ones_like(asked)
         x, y = train.x[k, :size], train.y[k, :size]
@@ -162,6 +179,19 @@ def deal(dataset: tables.Dataset, seed: int, part: int, layout: Layout | None = 
     if out:
         groups["new"] = whole.select(torch.tensor(sorted(out)))
     return replace(dataset, groups=groups)
+
+
+def _test_rows_are_later(dataset: tables.Dataset) -> bool:
+    """Whether all test rows are known to come after the training rows: by how the table was cut, or by its times."""
+    if str(dataset.provenance.get("test_rows")).startswith("last "):
+        return True
+    return all(group.times is not None and _later(group, *group.times) for group in dataset.groups.values())
+
+
+def _later(group: tables.Group, train: Tensor, test: Tensor) -> bool:
+    last = train.masked_fill(~group.train.mask.cpu(), train.min()).amax(1)
+    first = test.masked_fill(~group.test.mask.cpu(), test.max()).amin(1)
+    return bool((last < first).all())
 
 
 def _held_block(size: int, part: int) -> Tensor:
@@ -189,7 +219,7 @@ def follow(
     Args:
         study: in which all but the number of rounds is settled.
         dataset: its data.
-        marks: numbers of rounds.
+        marks: numbers of rounds; 0 for the start.
         tell: called with every mark and its score.
         parts: which fifths are held out, each of another federation.
         rival: path of federations of the same clients; none where the whole path is wanted.
@@ -211,9 +241,11 @@ def follow(
                 reached = [trial.advance(mark) for trial in trials]
                 clients[mark] = torch.cat([scored for scored, _ in reached]).tolist()
                 scores[mark] = sum(float(scored.mean()) for scored, _ in reached) / len(reached)
-                objectives[mark] = sum(objective for _, objective in reached) / len(reached)
                 if tell is not None:
                     tell(mark, scores[mark])
+                if mark == 0:  # whether to train at all: no mark to be better or worse than
+                    continue
+                objectives[mark] = sum(objective for _, objective in reached) / len(reached)
                 worse = 0 if scores[mark] > best else worse + 1
                 best = max(best, scores[mark]) if math.isfinite(scores[mark]) else best
                 behind = rival is not None and rival.leaves_behind(mark, best, clients[mark])

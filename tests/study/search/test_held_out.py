@@ -393,13 +393,36 @@ def test_the_number_of_rounds_is_the_best_of_one_path(few: None) -> None:
     study = tiny("federation.rounds=held-out")
     seen: list[RoundRecord] = []
     chosen, notes = choose(study, load(study), seen.append)
-    path, said = follow(study, load(study), (2, 4)), notes["federation.rounds"]
+    path, said = follow(study, load(study), (0, 2, 4)), notes["federation.rounds"]
     assert said["scores"] == {str(mark): score for mark, score in path.scores.items()}
     assert chosen == tiny(f"federation.rounds={path.best}") and said["chosen"] == path.best == chosen.plan.rounds
     assert [dict(record.values) for record in seen] == [
         *({f"federation.rounds={mark}": score} for mark, score in path.scores.items()),
         {"rounds": path.best},
     ]
+
+
+def test_no_round_is_taken_where_the_regression_is_better_than_any(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def along(*_: object, **__: object) -> Along:
+        return Along({0: -1.0, 2: -2.0, 4: -3.0}, clients={k: (-k, -k, -k) for k in (0, 2, 4)})
+
+    monkeypatch.setattr(held_out, "follow", along)
+    one = tiny("federation.rounds=held-out", "model.linear=ridge")
+    with pytest.warns(
+        UserWarning, match="no round improves on the regression .* -1 nats per row and -2 after 2; 0 are"
+    ):
+        settled, notes = choose(one, load(one))
+    assert settled.plan.rounds == notes["federation.rounds"]["chosen"] == 0
+    assert len(run.run(settled).column("existing", "nlpd")) == 4
+
+
+@pytest.mark.parametrize(("linear", "marks"), [("ridge", (0, 2, 4)), ("zero", (2, 4)), ("none", (2, 4))])
+def test_the_start_is_looked_at_where_it_is_a_model(linear: str, marks: tuple[int, ...], few: None) -> None:
+    one = tiny("federation.rounds=held-out", "method.tau=held-out", "method.trial_rounds=4", f"model.linear={linear}")
+    seen: list[RoundRecord] = []
+    choose(one, load(one), seen.append)
+    told = [f"federation.rounds={mark}" for mark in marks]
+    assert [name for record in seen for name in record.values if name in told] == told
 
 
 @pytest.mark.parametrize(("name", "values"), [("tau", (1.0, 0.3, 0.1)), ("bandwidth", ("off-diagonal", "independent"))])
@@ -451,7 +474,7 @@ def test_a_wide_hyper_prior_is_judged_at_its_best_round_along_the_path_that_the_
     one = tiny("method.hyper_prior_std=held-out", "federation.rounds=held-out")
     settled, _ = choose(one, load(one))
     assert settled == tiny("method.hyper_prior_std=1.0", "federation.rounds=200")
-    assert [(std, marks == candidates(one, ROUNDS), rival is not None) for std, marks, rival in followed] == [
+    assert [(std, marks == (0, *candidates(one, ROUNDS)), rival is not None) for std, marks, rival in followed] == [
         (0.3, True, False),
         (1.0, True, True),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path as FilePath
 from typing import Any
 
 import pytest
@@ -17,17 +18,17 @@ from pacbayes_fl.study.data import load
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.search import path
 from pacbayes_fl.study.search.path import BLOCKS, Path, deal, follow
-from tests.tiny import tiny
+from tests.tiny import on_csv, rows, tiny, write_csv
 
 
 def dataset(sizes: list[int], labels: bool = False) -> tables.Dataset:
     """Clients with rows x = 0, 1, 2, ..., whose targets are these, or labels of three kinds."""
-    rows = []
+    parts = []
     for size in sizes:
         x = torch.arange(size, dtype=torch.float64).unsqueeze(-1)
-        rows.append((x, (torch.arange(size) % 3) if labels else x[:, 0]))
+        parts.append((x, (torch.arange(size) % 3) if labels else x[:, 0]))
     ids = list(range(len(sizes)))
-    train = ClientBatch.stack(rows, [f"c{k}" for k in ids], ids)
+    train = ClientBatch.stack(parts, [f"c{k}" for k in ids], ids)
     return replace(load(tiny()), groups={"existing": tables.Group(train, train)}, classes=3 if labels else None)
 
 
@@ -65,6 +66,41 @@ def test_few_rows_and_few_clients_hold_out_what_they_can(sizes: list[int], new: 
     part = deal(dataset(sizes), 0, 0)
     assert part is not None and len(part.groups["existing"].train.names) == len(sizes) - new
     assert [len(held_rows(part)[f"c{k}"]) for k in range(len(sizes))] == held
+
+
+@pytest.mark.parametrize("test_rows", ["column split", "last 0.25 of each client in the order of the file"])
+def test_later_rows_do_not_tell_of_earlier_ones_where_test_rows_are_the_last(test_rows: str) -> None:
+    """Nobody is left without a row to train on."""
+    whole = replace(dataset([20, 11, 5, 2]), provenance={"test_rows": test_rows})
+    for part in range(path.PARTS):
+        dealt = deal(whole, 0, part)
+        assert dealt is not None
+        held = held_rows(dealt)
+        for group in dealt.groups.values():
+            for k, name in enumerate(group.train.names):
+                own = group.train.x[k, group.train.mask[k], 0].tolist()
+                size = int(whole.groups["existing"].train.size[int(name[1:])])
+                late = part == 1 and test_rows.startswith("last") and size > 2
+                kept = [row for row in range(size) if row not in held[name] and (not late or row < held[name][0])]
+                assert own == kept and held[name]
+
+
+@pytest.mark.parametrize(
+    ("cut", "late"),
+    [("by order", True), ("by column", False), ("by column, times", True), ("by column, times turned", False)],
+)
+def test_whether_test_rows_are_later_is_read_off_a_table(cut: str, late: bool, tmp_path: FilePath) -> None:
+    """By how its loader cut it, or by its times, and not by the order of its rows where a column cuts it."""
+    table = rows(2)
+    if cut == "by order":
+        table = [{name: value for name, value in row.items() if name != "split"} for row in table]
+    if "times" in cut:
+        table = [{**row, "t": -at if cut.endswith("turned") else at} for at, row in enumerate(table)]
+    known = load(on_csv(write_csv(tmp_path / "a.csv", table), *(["data.time=t"] if "times" in cut else [])))
+    dealt = deal(known, 0, 1)
+    assert dealt is not None
+    both = sum(int(one.size.sum()) for group in dealt.groups.values() for one in (group.train, group.test))
+    assert (both < int(known.groups["existing"].train.size.sum())) == late
 
 
 def test_single_rows_leave_nothing_to_choose_by() -> None:
@@ -194,3 +230,23 @@ def test_a_fall_is_told_only_while_the_fit_gets_better() -> None:
     assert replace(falls, scores={1: -1.0, 2: -1.02}).remark() is None
     assert replace(falls, objective=None).remark() is None and Path().remark() is None
     assert Path({1: math.nan, 2: -1.0, 3: -1.0}).best == 2, "the fewest of equals"
+
+
+@pytest.mark.parametrize(("start", "best"), [((1.0, 1.1, 1.2), 0), ((1.0, -1.0, 2.0), 4), ((-1.0, -1.1, -1.2), 4)])
+def test_the_start_is_the_best_where_it_is_clearly_better(start: tuple[float, ...], best: int) -> None:
+    clients = {0: start, 2: (-1.0, -1.0, -1.0), 4: (0.0, 0.0, 0.0)}
+    result = Path(
+        {mark: sum(own) / 3 for mark, own in clients.items()}, {2: 1.0, 4: 2.0}, "log_evidence", None, clients
+    )
+    assert (result.best, result.trained) == (best, 4)
+    said = result.remark()
+    assert said is None if best else said is not None and said.endswith("1.1 nats per row and 0 after 4")
+    assert Path({0: 1.0}, clients={0: start}).best is None
+
+
+def test_the_start_does_not_end_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three marks in a row that are worse than the best end it, not those that are worse than the start."""
+    scores = iter([9.0, 1.0, 2.0, 3.0, 4.0])
+    monkeypatch.setattr(path._Trial, "advance", lambda self, mark: (torch.full((2,), next(scores)), float(mark)))
+    result = follow(tiny(), load(tiny()), (0, 2, 3, 4, 5), parts=[0])
+    assert [*result.scores] == [0, 2, 3, 4, 5] and [*result.objectives] == [2, 3, 4, 5]
