@@ -32,7 +32,7 @@ from pacbayes_fl.privacy.charges import Charge, charge_of
 from pacbayes_fl.privacy.guarantees import rounded
 from pacbayes_fl.results.folder import write_atomic
 
-FORMAT_VERSION: Final = 2  # 1 knew rows to the bit alone
+FORMAT_VERSION: Final = 3  # 1 knew rows to the bit alone, 2 in one order of their columns
 _PRINT: Final = 8  # bytes: of 10^6 fingerprints beside 10^6 others, two agree by chance with 5e-8
 _PATIENCE: Final = 120.0  # seconds; who holds the lock adds up a few accounts
 
@@ -47,7 +47,7 @@ class Run:
     Args:
         folder: its name, for people.
         spent: its releases by charge, with those that are still to come while it is not finished.
-        rows: salted fingerprints of what it trains with.
+        rows: salted fingerprints of what it has trained with, whoever has left since.
         finished: whether nothing more is to come.
     """
 
@@ -142,7 +142,8 @@ class SharedLedger:
                 self._check(replace(content, runs=runs), wanted, len(charges))
             key = secrets.token_hex(8)
             keep([key] if mine is None else [mine, key])
-            rows = frozenset().union(*self._salted(content.salt).values())
+            seen = frozenset() if mine is None else content.runs[mine].rows  # of clients that have left since, too
+            rows = seen.union(*self._salted(content.salt).values())
             self._write(replace(content, runs={**runs, key: Run(self._folder, wanted, rows)}))
             self._key, self._reserved = key, wanted
 

@@ -228,6 +228,26 @@ class RunFolder:
         """
         return tuple(record for record in results_rounds.read_rounds(self.path) if record.round <= last)
 
+    def begin(self, settled: Settled) -> None:
+        """Write the inputs of a run but its scaling, by which it is known whoever pays for that.
+
+        Args:
+            settled: study and rows.
+        """
+        study, dataset = settled.study, settled.dataset
+        if study.report.keep == "all":
+            held_rows.save(self.path, settled.division)  # before the data: where they are, this is looked for
+        # of fewer rounds: they say that it is over
+        put(self.path, dict.fromkeys(("metrics.json", results_ended.FILE, pages.FILE, warned.FILE)))
+        if settled.notes:
+            held_out.remember(self.path, settled.notes)  # first: who resumes this study must find the choice
+        own = {origins.KEY: used} if (used := origins.used(study)) else {}
+        about = environment(device_of(study)) | {"seed": study.seed, "data": provenance(dataset)} | own
+        text = json.dumps(about, indent=1, default=str) + "\n"
+        put(self.path, {"study.toml": study.to_toml().encode(), "environment.json": text.encode()})
+        saved_rows.save(self.path, study, dataset)
+        settled.history.save(self.path)
+
     def open(self, settled: Settled, last: int) -> list[RoundRecord]:
         """Write the inputs of a run, before its first round.
 
@@ -241,24 +261,8 @@ class RunFolder:
         Raises:
             CheckpointError: when a file cannot be written.
         """
-        study, dataset = settled.study, settled.dataset
-        if study.report.keep == "all":
-            held_rows.save(self.path, settled.division)  # before the data: where they are, this is looked for
-        study_scaling.save(self.path, settled.shared, dataset)
-        over = ("metrics.json", results_ended.FILE, pages.FILE, warned.FILE)
-        put(self.path, dict.fromkeys(over))  # of fewer rounds: they say that it is over
-        if settled.notes:
-            held_out.remember(self.path, settled.notes)  # first: who resumes this study must find the choice
-        about = environment(device_of(study)) | {"seed": study.seed, "data": provenance(dataset)}
-        if own := origins.used(study):
-            about[origins.KEY] = own
-        files = {
-            "study.toml": study.to_toml().encode(),
-            "environment.json": (json.dumps(about, indent=1, default=str) + "\n").encode(),
-        }
-        put(self.path, files)
-        saved_rows.save(self.path, study, dataset)
-        settled.history.save(self.path)
+        study_scaling.save(self.path, settled.shared, settled.dataset)
+        self.begin(settled)
         return list(results_rounds.truncate_rounds(self.path, last))
 
     def listen(self) -> AbstractContextManager[StopRequest | stop.StopSignal]:
@@ -375,6 +379,9 @@ class NoFolder:
     def rounds(self, last: int) -> tuple[RoundRecord, ...]:
         """There are no rounds before those of this run."""
         return ()
+
+    def begin(self, settled: Settled) -> None:
+        """Nothing is written."""
 
     def open(self, settled: Settled, last: int) -> list[RoundRecord]:
         """Begin without records."""

@@ -88,6 +88,12 @@ class RankFolder:
         """Read the records of the rounds."""
         return self._here.rounds(last)
 
+    def begin(self, settled: Settled) -> None:
+        """Write the inputs of a run but its scaling."""
+        if self.ranks.first:
+            self._here.begin(settled)
+        self.ranks.share(None)
+
     def open(self, settled: Settled, last: int) -> list[RoundRecord]:
         """Write the inputs of a run, and give the records of the rounds that are finished."""
         if self.ranks.first:

@@ -264,6 +264,7 @@ def _trained(
     aggregator = privacy.open_private(study, *opening, 0 if message is None else message.coordinates)
     privacy.share_ledger(study, aggregator, dataset, begun.state.round)
     if aggregator is not None and message is not None and folder.scaling(dataset) is None:  # until here, a rehearsal
+        folder.begin(begun.settled)  # a kill after the release leaves a run, which goes on with the rows that it has
         begun = _assembled(study, notes, dataset, folder, releases=aggregator.outside)
     duration.announce(study, begun.method, begun.clients, begun.state.round)
     if begun.state.round == 0 and choices.ROUNDS.key not in begun.settled.notes:  # once, and not where rows chose it

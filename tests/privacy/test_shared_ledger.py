@@ -115,6 +115,19 @@ def test_a_run_that_goes_on_is_not_counted_twice_and_a_copy_of_it_is(tmp_path: P
     assert run.join([CHARGE] * 12).settle([CHARGE] * 12).epsilon == epsilon([CHARGE] * 12, DELTA)
 
 
+def test_a_run_that_goes_on_without_some_clients_keeps_what_they_have_spent(tmp_path: Path) -> None:
+    path, ten = tmp_path / "ledger", [CHARGE] * 10
+    limit = epsilon([CHARGE] * 15, DELTA)
+    run = Folder(path, total=limit)
+    run.join(ten).settle(ten)
+    less = Folder(path, {"a": PAIR["a"]}, limit)
+    less.keys = run.keys
+    less.join([CHARGE] * 11).settle([CHARGE] * 11)
+    for gone in ({"b": PAIR["b"]}, {"a": PAIR["a"]}):
+        with pytest.raises(PrivacyError, match="one other has spent"):
+            Folder(path, gone, None).join(ten)
+
+
 def test_a_round_beyond_the_plan_is_reserved_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     place = Folder(path, total=epsilon([CHARGE] * 12, DELTA)).join([CHARGE] * 10)
@@ -168,7 +181,7 @@ def test_a_file_of_another_version_is_refused_with_what_to_do(tmp_path: Path) ->
     for version, hint in ((1, old), (99, "update pacbayes_fl")):
         other = body | {"format_version": version}
         path.write_text(json.dumps(other | {"sha256": checksum(other)}), "utf-8")
-        with pytest.raises(PrivacyError, match=rf"format {version}, this pacbayes_fl reads 2.*{hint}"):
+        with pytest.raises(PrivacyError, match=rf"format {version}, this pacbayes_fl reads 3.*{hint}"):
             Folder(path).join([CHARGE])
 
 

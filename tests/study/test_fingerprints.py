@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -66,13 +67,16 @@ def test_a_shared_ledger_knows_rows_by_values_and_by_client_and_target(tmp_path:
     plain = study_fingerprints.for_ledger(of_table(tmp_path))
     train = load(on_csv(tmp_path / "mine.csv")).groups["existing"].train
     sizes = {name: int(m) for name, m in zip(train.names, train.size, strict=True)}
-    assert [len(plain[name]) for name in train.names] == [2 * m + m + 2 * (m - 1) for m in sizes.values()]
+    pairs = {name: 2 * min(8, m - 1) for name, m in sizes.items()}  # of either feature
+    assert [len(plain[name]) for name in train.names] == [
+        3 * m + 2 * (m - 1) + 2 * pairs[name] for name, m in sizes.items()
+    ]
     fewer = study_fingerprints.for_ledger(load(on_csv(tmp_path / "mine.csv", "data.features=['wind']")))
     renamed = [{**row, "client": f"x{row['client']}"} for row in rows(2)]
     other = study_fingerprints.for_ledger(load(on_csv(write_csv(tmp_path / "other.csv", renamed))))
     changed = study_fingerprints.for_ledger(of_table(tmp_path, (0, "y", 1.0)))
     for name, m in sizes.items():
-        assert len(plain[name] & fewer[name]) == m + 2 * (m - 1)
+        assert len(plain[name] & fewer[name]) == m + 2 * (m - 1) + pairs[name]
         assert len(plain[name] & other[f"x{name}"]) == 2 * m
         assert (plain[name] == changed[name]) == (name != train.names[0]) and plain[name] & changed[name]
 
@@ -108,3 +112,32 @@ def test_a_shared_ledger_knows_a_client_with_a_single_row(tmp_path: Path) -> Non
     again = [{**row, **{name: float(np.float32(row[name])) for name in ("lag_1", "wind", "y")}} for row in table]
     rounded = study_fingerprints.for_ledger(load(on_csv(write_csv(tmp_path / "b.csv", again))))
     assert all(len(own) == 3 and own & rounded[name] for name, own in plain.items())
+
+
+LABELS = ("data.task=classification", "method.name=fedavg")
+
+
+@pytest.mark.parametrize("columns", ["wind,lag_1", "wind", "lag_1"])
+@pytest.mark.parametrize("before", ["labels", "numbers"])
+def test_a_shared_ledger_knows_labelled_rows_by_any_column(before: str, columns: str, tmp_path: Path) -> None:
+    """In another order and without some of them; learned as labels, or another column as numbers before."""
+    table = [{**row, "y": at % 2} for at, row in enumerate(rows(2, sizes=(12, 20)))]
+    path = write_csv(tmp_path / "a.csv", table)
+    features = json.dumps(columns.split(","))
+    again = study_fingerprints.for_ledger(load(on_csv(path, *LABELS, f"data.features={features}")))
+    sets = LABELS if before == "labels" else ("data.target=wind", 'data.features=["lag_1"]')
+    plain = study_fingerprints.for_ledger(load(on_csv(path, *sets)))
+    whole = before == "labels" and "," in columns
+    for name, m in (("existing_0", 9), ("existing_1", 17)):
+        shared = len(plain[name] & again[name])
+        assert shared == 2 * m + 32 if whole else shared >= 16
+    other = [{**row, "y": at % 2} for at, row in enumerate(rows(3, sizes=(12, 20)))]
+    unlike = study_fingerprints.for_ledger(load(on_csv(write_csv(tmp_path / "b.csv", other), *LABELS)))
+    assert not any(plain[name] & unlike[name] for name in plain)
+
+
+def test_columns_of_whole_numbers_make_no_fingerprints_by_themselves(tmp_path: Path) -> None:
+    """Days and years are alike in tables that have nothing to do with each other."""
+    days = [{**row, "wind": at % 9, "lag_1": 2000 + at % 9, "y": at % 2} for at, row in enumerate(rows(2))]
+    for name, own in study_fingerprints.for_ledger(load(on_csv(write_csv(tmp_path / "a.csv", days), *LABELS))).items():
+        assert len(own) == 2 * {"existing_0": 6, "existing_1": 9, "existing_2": 5, "existing_3": 7}[name]

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from pacbayes_fl import cli, tensors
-from pacbayes_fl.errors import CheckpointError, PacBayesFLError, PrivacyError, StudyError
+from pacbayes_fl.errors import CheckpointError, DataError, PacBayesFLError, PrivacyError, StudyError
 from pacbayes_fl.federation import checkpoint, engine, federation_state
 from pacbayes_fl.privacy import ledger, mechanisms
 from pacbayes_fl.privacy.accounting import Budget, epsilon, noise_multiplier
@@ -780,6 +780,32 @@ def test_a_run_that_was_killed_goes_on_with_what_it_reserved(tmp_path: Path) -> 
     shared.unlink()
     with pytest.raises(PrivacyError, match="is missing"):
         run(folder, *options, resume=True)
+
+
+def test_a_kill_behind_the_release_of_moments_leaves_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other rows do not take its place; it goes on with the moments that it has paid for."""
+    options = (ON, f"privacy.ledger={tmp_path / 'all.json'}", "privacy.total=100", "data.scale=pooled")
+    options += ("data.ranges={ lag_1 = [0, 300], wind = [0, 300], y = [0, 3000] }", "federation.rounds=2")
+    one = on_csv(write_csv(tmp_path / "a.csv", rows(0)), *options)
+    folder = tmp_path / "run"
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("pacbayes_fl.study.folder.RunFolder.open", killed)
+        study.run(one, folder)
+    assert releases(folder) == 1 and not (folder / "scaling.json").exists()
+    paid = (folder / "release_scaling.safetensors").read_bytes()
+    write_csv(tmp_path / "a.csv", rows(1))
+    with pytest.raises(StudyError, match="holds a run"):
+        study.run(one, folder)
+    with pytest.raises(DataError, match="its rows are not those that the run was started with"):
+        study.run(one, folder, resume=True)
+    write_csv(tmp_path / "a.csv", rows(0))
+    result = study.run(one, folder, resume=True)
+    assert releases(folder) == 3 and said(result)["ledger"]["other_runs"] == 0
+    assert (folder / "release_scaling.safetensors").read_bytes() == paid
 
 
 def test_a_ledger_that_runs_beside_this_one_paid_into_is_not_begun_anew(tmp_path: Path) -> None:
