@@ -286,5 +286,7 @@ def test_other_numbers_and_those_that_are_meant_are_taken_in_silence(
     study = labelled_table(tmp_path / "numbers.csv", values)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", ".*in the order of the file for that of time|.*one and the same")
+        warnings.filterwarnings(
+            "ignore", ".*in the order of the file for that of time|.*one and the same|.*extrapolation"
+        )
         load(replace(study, data=replace(study.data, task=task)))
