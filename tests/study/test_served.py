@@ -187,6 +187,37 @@ def test_who_answers_for_another_nodes_client_is_not_heard(tmp_path: Path) -> No
     assert any("node 8 for" in name for name in record.reasons)
 
 
+INFINITE = b'{"config": {}, "arrays": [["a", "float64", [Infinity], "numpy.ndarray", 0]]}'
+NO_MESSAGE = len(INFINITE).to_bytes(8, "big") + INFINITE
+
+
+@pytest.mark.parametrize("kind", ["hello", "join", "train", "score", "finish"])
+def test_what_is_no_message_costs_a_node_its_part_and_the_server_nothing(kind: str, tmp_path: Path) -> None:
+    """A size that no number can be: a round goes on without the node's clients, scores without them are warned of."""
+    study = study_of("federation.rounds=2", *AVERAGED[1:])
+    nodes = nodes_of(study)
+    assert "no message" in frames.decode(nodes[7].answer(NO_MESSAGE)).config["refused"]
+
+    def odd(data: bytes) -> bytes:
+        asked = frames.decode(data).config
+        mine = asked["kind"] == kind and (kind != "train" or asked["requests"][0]["round"] == 1)
+        return NO_MESSAGE if mine else nodes[8].answer(data)
+
+    post = mail.InMemory({7: nodes[7].answer, 8: odd})
+    if kind in ("hello", "join"):
+        with pytest.raises(DeployError, match="node 8: what came is no message"):
+            serve(study, tmp_path, post)
+        return
+    if kind == "train":
+        result = serve(study, tmp_path, post)
+        assert [record.dropped for record in result.rounds] == [NAMES[1::2], ()]
+        assert all("no message" in reason for reason in result.rounds[0].reasons.values())
+        return
+    with pytest.warns(UserWarning, match="node 8 .* tells nothing of a round: what came is no message"):
+        result = serve(study, tmp_path, post)
+    assert len(result.rounds) == 2 and len(result.clients) == len(NAMES[::2] if kind == "finish" else NAMES)
+
+
 def test_the_folder_of_a_server_has_no_clients_to_predict(tmp_path: Path) -> None:
     serve(study_of("federation.rounds=1"), tmp_path, reach(nodes_of(study_of())))
     with pytest.raises(StudyError, match="the clients' rows and models are at its nodes"):
