@@ -202,7 +202,7 @@ def rows_of(came: Mapping[int, Frame], hellos: Mapping[int, Hello], roster: Rost
     Warns:
         UserWarning: of lines that are left out.
     """
-    sizes = dict(zip(roster.batch.names, map(int, roster.batch.size.tolist()), strict=True))
+    sizes = roster.sizes
     found = dict[tuple[str, str], ClientRow]()
     for node, frame in came.items():
         own = {"existing": {*hellos[node].clients}, "new": {*hellos[node].new}}

@@ -29,7 +29,13 @@ def test_requests_share_their_parameters() -> None:
 
 def test_answers_come_back_one_by_one() -> None:
     assert mail.unpack_answers(mail.pack_answers(ANSWERS)) == ANSWERS
-    for bad in (frames.encode({}, {}), frames.encode({"answers": [1]}, {}), b"", frames.encode({"refused": "no"}, {}), *ODD):
+    for bad in (
+        frames.encode({}, {}),
+        frames.encode({"answers": [1]}, {}),
+        b"",
+        frames.encode({"refused": "no"}, {}),
+        *ODD,
+    ):
         with pytest.raises(DeployError):
             mail.unpack_answers(bad)
 

@@ -218,6 +218,25 @@ def test_what_is_no_message_costs_a_node_its_part_and_the_server_nothing(kind: s
     assert len(result.rounds) == 2 and len(result.clients) == len(NAMES[::2] if kind == "finish" else NAMES)
 
 
+@pytest.mark.parametrize("claim", [{"big": 10**13}, {"big": 4 * 10**9}, {"\ud800": 3}, {"a\nb": 3}, {"": 3}], ids=ascii)
+def test_a_node_that_says_what_cannot_be_is_named_or_costs_nothing(claim: dict[str, int], tmp_path: Path) -> None:
+    study = study_of("federation.rounds=1")
+
+    def claiming(node: int, data: bytes) -> bytes:
+        config = dict(frames.decode(data).config)
+        if node == 8 and "hello" in config:
+            config["hello"]["clients"] |= claim
+            return frames.encode(config, {})
+        return data
+
+    if claim == {"big": 4 * 10**9}:
+        (record,) = serve(study, tmp_path, reach(nodes_of(study), claiming)).rounds
+        assert record.dropped == ("big",)
+        return
+    with pytest.raises(DeployError, match="node 8: what a node says of itself cannot be read: client"):
+        serve(study, tmp_path, reach(nodes_of(study), claiming))
+
+
 def test_the_folder_of_a_server_has_no_clients_to_predict(tmp_path: Path) -> None:
     serve(study_of("federation.rounds=1"), tmp_path, reach(nodes_of(study_of())))
     with pytest.raises(StudyError, match="the clients' rows and models are at its nodes"):
