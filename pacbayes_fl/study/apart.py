@@ -27,6 +27,7 @@ from pacbayes_fl.study import residuals, scaling
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.gp_model import GPModel
+from pacbayes_fl.study.table_checks import check_classes
 
 ALONE: Final = "every node of a deployment knows its own rows alone"
 
@@ -68,6 +69,7 @@ def check(study: Study) -> None:
     if study.privacy.ledger is not None:
         what = "[privacy] ledger knows rows by their values, which stay at the nodes of a deployment"
         raise PrivacyError(what, hint="privacy.ledger = 'none'")
+    check_classes(study)
     recipe, name = study.recipe, study.method.name
     unpaid = sorted(shares(study) & {"rows", "loss", "metrics"})
     if unpaid and study.privacy.epsilon is not None:
@@ -265,23 +267,29 @@ class Roster:
         return replace(self.schema, groups={"existing": tables.Group(batch, batch)})
 
     @classmethod
-    def of(cls, nodes: Sequence[Hello], device: torch.device) -> Roster:
+    def of(cls, nodes: Sequence[Hello], device: torch.device, classes: int | None = None) -> Roster:
         """Put the clients of all nodes together.
 
         Args:
             nodes: what they say of themselves, at least one.
             device: of the server.
+            classes: their number, where the server's study states it.
 
         Returns:
             The roster, in the order of the names, which does not depend on who came first.
 
         Raises:
             DataError: naming a client that two nodes claim, whose name looks like another's, or that has other
-                columns than the first.
+                columns or classes than the first.
         """
         first, clients, new = nodes[0], dict[str, int](), set[str]()
         for node in nodes:
             name = next(iter(node.clients))
+            if node.classes != first.classes:
+                hint = "data.task = 'classification' and the same data.classes at all nodes"
+                own, other = ("no labels" if n is None else f"{n} classes" for n in (node.classes, first.classes))
+                what = f"it has {own}, and {next(iter(first.clients))!r} has {other}"
+                raise DataError(f"{what}: a node counts those of its own labels", client=name, hint=hint)
             if node.columns != first.columns:
                 raise DataError(f"it has other columns or dtypes than {next(iter(first.clients))!r}", client=name)
             if twice := sorted((clients.keys() | new) & {*node.clients, *node.new}):
@@ -289,6 +297,9 @@ class Roster:
             clients |= node.clients
             new |= {*node.new}
         check_names(sorted(clients.keys() | new))
+        if classes not in (None, first.classes):
+            what = f"nodes have {first.classes} classes, and the server's study states data.classes = {classes}"
+            raise DataError(what, hint="state the same at all nodes")
         shape = first.feature_shape or (len(first.features),)
         x = torch.zeros((), dtype=DTYPES[first.dtypes[0]], device=device).expand(1, 1, *shape)
         y = torch.zeros(1, 1, dtype=DTYPES[first.dtypes[1]], device=device)

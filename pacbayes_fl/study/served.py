@@ -101,7 +101,7 @@ def serve(
         study, notes = folder.recall(study, resume)
         hellos = _greeted(mail, waits.nodes)
         _check_claims(hellos, claims)
-        known = Roster.of([*hellos.values()], device_of(study))
+        known = Roster.of([*hellos.values()], device_of(study), study.data.classes)
         run = _recalled(folder.path, known)
         method, _ = build(study, known.schema)
         state = _restored(folder, method, known.batch, study, resume)

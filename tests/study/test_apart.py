@@ -84,6 +84,17 @@ def test_a_roster_does_not_depend_on_who_came_first() -> None:
         Roster.of([ONE, replace(two, target=("y", "W"))], CPU)
 
 
+def test_nodes_of_different_labels_are_told_how_to_agree() -> None:
+    three, two = replace(ONE, classes=3), replace(ONE, clients={"c": 2}, classes=2)
+    with pytest.raises(DataError, match=r"'c': it has 2 classes, and 'b' has 3 classes: .*same data\.classes at all"):
+        Roster.of([three, two], CPU)
+    with pytest.raises(DataError, match=r"'c': it has 2 classes, and 'b' has no labels: .*data\.task = 'classif"):
+        Roster.of([ONE, two], CPU)
+    with pytest.raises(DataError, match=r"nodes have 3 classes, and the server's study states data\.classes = 5"):
+        Roster.of([three], CPU, 5)
+    assert Roster.of([three], CPU, 3).schema.classes == 3
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -237,6 +237,27 @@ def test_a_node_that_says_what_cannot_be_is_named_or_costs_nothing(claim: dict[s
         serve(study, tmp_path, reach(nodes_of(study), claiming))
 
 
+def test_nodes_that_do_not_all_hold_the_largest_label_state_the_classes(tmp_path: Path) -> None:
+    lines = {name: [f"{name},{k}.5,{k % last}" for k in range(8)] for name, last in (("a", 2), ("b", 2), ("c", 3))}
+
+    def labelled(names: str, **more: Any) -> Study:
+        path = tmp_path / f"{names}.csv"
+        path.write_text("\n".join(["client,x,y", *(line for name in names for line in lines[name])]) + "\n")
+        about = {"source": str(path), "task": "classification", **more}
+        own = {"method": {"name": "fedavg", "weighting": "uniform"}, "federation": {"rounds": 2, "device": "cpu"}}
+        return Study.from_table({"data": about, **own})
+
+    def nodes(**more: Any) -> dict[int, StudyNode]:
+        studies = {7: labelled("ab", **more), 8: labelled("c", **more)}
+        return {node: StudyNode(study, load(study), InMemory()) for node, study in studies.items()}
+
+    with pytest.raises(DataError, match=r"'c': it has 3 classes, and 'a' has 2 classes: .*the same data\.classes"):
+        serve(labelled("abc"), tmp_path / "counted", reach(nodes()))
+    run(labelled("abc", classes=4), tmp_path / "here")
+    serve(labelled("abc", classes=4), tmp_path / "there", reach(nodes(classes=4)))
+    assert_close(server_of(tmp_path / "there"), server_of(tmp_path / "here"), 1e-6)
+
+
 def test_the_folder_of_a_server_has_no_clients_to_predict(tmp_path: Path) -> None:
     serve(study_of("federation.rounds=1"), tmp_path, reach(nodes_of(study_of())))
     with pytest.raises(StudyError, match="the clients' rows and models are at its nodes"):
