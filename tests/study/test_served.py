@@ -258,6 +258,38 @@ def test_nodes_that_do_not_all_hold_the_largest_label_state_the_classes(tmp_path
     assert_close(server_of(tmp_path / "there"), server_of(tmp_path / "here"), 1e-6)
 
 
+def test_a_capacity_is_scaled_as_on_one_machine_where_moments_are_told_and_named_where_they_are_not(
+    tmp_path: Path,
+) -> None:
+    lines = {name: [f"{name},{k}.5,{9 + k % 2}" for k in range(8)] for name in "abc"}
+
+    def capacities(names: str, *sets: str) -> Study:
+        path = tmp_path / f"{names}.csv"
+        rows = [f"{line.rpartition(',')[0]},{ord(name)},{line[-1]}" for name in names for line in lines[name]]
+        path.write_text("\n".join(["client,x,cap,y", *rows]) + "\n")
+        own = {"data": {"source": str(path)}, "model": {"residuals": "gaussian", "linear": "zero"}}
+        own["model"]["noise_widths"] = "constant"
+        return Study.from_table(own, sets=[*SMALL, "data.client_inputs=none", "method.hyper_prior_std=1.0", *sets])
+
+    def nodes(*sets: str) -> dict[int, StudyNode]:
+        studies = {7: capacities("ab", *sets), 8: capacities("c", *sets)}
+        return {node: StudyNode(study, load(study), InMemory()) for node, study in studies.items()}
+
+    alike = (["deploy.share=['rows','moments']"], ["data.column_scale.cap=none"])
+    for k, sets in enumerate(alike):
+        run(capacities("abc", *sets), tmp_path / f"here{k}")
+        serve(capacities("abc", *sets), tmp_path / f"there{k}", reach(nodes(*sets)))
+        assert_close(server_of(tmp_path / f"there{k}"), server_of(tmp_path / f"here{k}"), 1e-9)
+    with pytest.warns(UserWarning) as said:
+        own = nodes()
+    texts = [str(one.message) for one in said]
+    for start in ("cap: constant inside clients and different", "cap: constant inside clients and perhaps different"):
+        assert any(text.startswith(start) and "deploy.share with 'moments'" in text for text in texts), start
+    serve(capacities("abc"), tmp_path / "there", reach(own))
+    with pytest.raises(AssertionError):
+        assert_close(server_of(tmp_path / "there"), server_of(tmp_path / "here0"), 1e-9)
+
+
 def test_the_folder_of_a_server_has_no_clients_to_predict(tmp_path: Path) -> None:
     serve(study_of("federation.rounds=1"), tmp_path, reach(nodes_of(study_of())))
     with pytest.raises(StudyError, match="the clients' rows and models are at its nodes"):
