@@ -26,6 +26,8 @@ _UNITS: Final = MappingProxyType(
         "": 1,  # of times that are numbers
     }
 )
+CLASSES: Final = 2**16
+"""Most classes that may be stated."""
 CYCLES: Final = ("hour", "dayofweek", "dayofyear")
 """What `:cyclic` can follow: the time of the day, the day of the week, the day of the year."""
 
@@ -131,6 +133,9 @@ class Layout:
     Args:
         client: name of the client column of a table.
         target: name of the target column of a table.
+        classes: number of classes of a table whose targets are labels 0, 1, 2, ..., where everybody may know it; "none"
+            takes the largest label of all clients, and 1. Private runs need it, as do nodes of a deployment that do not
+            all hold the largest.
         time: name of the column of times of a table: ISO 8601 dates or datetimes, or numbers. Rows are sorted by it
             within clients; it is no feature. Without one the order of the file is taken for that of time.
         zone: time zone of the table, such as "Europe/Zurich": local times without an offset are of it, and the hour is
@@ -160,6 +165,7 @@ class Layout:
 
     client: str = "client"
     target: str = "y"
+    classes: int | None = option(None, low=2, high=CLASSES)
     time: str | None = None
     zone: str | None = None
     group: str = "group"

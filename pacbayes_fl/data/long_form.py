@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import numpy as np
+from torch import Tensor
 
 from pacbayes_fl.data.archives import Array
+from pacbayes_fl.data.layout import CLASSES
 from pacbayes_fl.errors import DataError, shown
 
 _LONG_FORM = MappingProxyType(  # R rows, d features, C clients
@@ -19,7 +21,7 @@ _OPTIONAL = MappingProxyType(
     {"validation": "R", "classes": "", "feature_shape": "s", "time": "R", "time_kind": ""}
     | {"history_client": "H", "history_time": "H", "history_values": "Hh", "history_name": "h"}
 )
-_CLASSES = 1000  # that a table may have with fewer rows
+_CLASSES = 1000  # that labels may tell of with fewer rows
 
 
 def known_numbers(numbers: Array) -> Array:
@@ -35,13 +37,14 @@ def known_numbers(numbers: Array) -> Array:
     return np.ascontiguousarray(numbers, dtype=np.float64 if unsigned else None)
 
 
-def count_classes(where: str, largest: float, rows: int) -> int:
+def count_classes(where: str, largest: float, rows: int, limit: int = _CLASSES) -> int:
     """Count the classes 0..largest, of which there cannot be many more than rows.
 
     Args:
         where: what errors call the labels.
         largest: label.
         rows: how many there are.
+        limit: classes that there may be of fewer rows.
 
     Returns:
         The number of classes.
@@ -49,11 +52,40 @@ def count_classes(where: str, largest: float, rows: int) -> int:
     Raises:
         DataError: when there are more classes than there can be.
     """
-    limit = max(_CLASSES, rows)
+    limit = max(limit, rows)
     if largest + 1 > limit:
         what = f"{where}: label {largest:g} would be one of {largest + 1:g} classes of {rows} rows"
         raise DataError(f"{what}, and the limit is {limit}", hint="number the classes 0, 1, 2, ...")
     return int(largest) + 1
+
+
+def stated_or_counted(where: str, labels: Mapping[str, Tensor], stated: int | None) -> int:
+    """Give the number of classes of a classification.
+
+    Args:
+        where: what errors call the labels.
+        labels: of every client [m].
+        stated: the number, where it is not to be told by the labels.
+
+    Returns:
+        The number that is stated, else the largest label and 1.
+
+    Raises:
+        DataError: naming a client with a label that is none of those stated; when there is no second class, or more
+            than there can be.
+    """
+    largest = {name: float(y.max()) for name, y in labels.items() if len(y)}
+    if stated is None:
+        classes = count_classes(where, max(largest.values()), sum(map(len, labels.values())))
+        if classes < 2:
+            what, hint = f"{where} has only the label 0", "a classification needs two classes at least"
+            raise DataError(what, hint=f"{hint}; data.classes says how many there are")
+        return classes
+    for name, label in largest.items():
+        if label >= stated:
+            what = f"label {label:g} is none of the {stated} classes 0 to {stated - 1} that data.classes states"
+            raise DataError(what, client=name, hint="state as many as anybody has, at all nodes alike")
+    return stated
 
 
 def check_arrays(arrays: Mapping[str, Array]) -> tuple[tuple[int, ...], int | None]:
@@ -90,5 +122,5 @@ def check_arrays(arrays: Mapping[str, Array]) -> tuple[tuple[int, ...], int | No
             wanted = ", ".join(f"{letter}={sizes[letter]}" if letter in sizes else letter for letter in letters)
             raise DataError(f"array {name!r} must be [{wanted}], got {list(got)}")
     return shape, count_classes(
-        "array 'classes'", int(arrays["classes"]) - 1, sizes["R"]
+        "array 'classes'", int(arrays["classes"]) - 1, sizes["R"], CLASSES
     ) if "classes" in arrays else None

@@ -177,7 +177,11 @@ def columns_of(batch: ClientBatch) -> Tensor:
 
 
 def settle(
-    batch: ClientBatch, asked: Sequence[ColumnScale | None], columns: Sequence[str] = (), alone: str = ""
+    batch: ClientBatch,
+    asked: Sequence[ColumnScale | None],
+    columns: Sequence[str] = (),
+    alone: str = "",
+    elsewhere: bool = False,
 ) -> Shared:
     """Determine how every column is scaled, and compute the moments of columns scaled across clients.
 
@@ -193,11 +197,12 @@ def settle(
         columns: names of the d features and the target.
         alone: why no client may learn anything of others' rows, in words; then an open column is scaled by client, and
             a warning says which ones lose what they hold.
+        elsewhere: whether there are other clients, of whose rows nothing is known here.
 
     Returns:
         What the maps have in common, without an average.
     """
-    return settle_moments(_RowMoments(batch), asked, columns, alone)
+    return settle_moments(_RowMoments(batch), asked, columns, alone, elsewhere)
 
 
 class KnownMoments(Protocol):
@@ -270,7 +275,11 @@ class _RowMoments:
 
 
 def settle_moments(
-    known: KnownMoments, asked: Sequence[ColumnScale | None], columns: Sequence[str] = (), alone: str = ""
+    known: KnownMoments,
+    asked: Sequence[ColumnScale | None],
+    columns: Sequence[str] = (),
+    alone: str = "",
+    elsewhere: bool = False,
 ) -> Shared:
     """Determine how every column is scaled, as `settle`, from what is known of the clients' columns.
 
@@ -279,6 +288,7 @@ def settle_moments(
         asked: as `settle`.
         columns: as `settle`.
         alone: as `settle`.
+        elsewhere: as `settle`.
 
     Returns:
         What the maps have in common, without an average.
@@ -293,15 +303,10 @@ def settle_moments(
     flat_inside = inside.flat.all(0) & bool((known.size > 1).any())  # of a single row every column is constant
     whole, device = known.whole, inside.mean.device
     between = (flat_inside & ~whole.flat[0]).tolist()
-    lost = [
-        name
-        for name, kind, between_clients in zip(names, asked, between, strict=True)
-        if kind is None and between_clients
-    ]
-    if alone and lost:
-        what = f"{_listed(lost)}: constant inside clients and different between them, so that scaling by client makes 0"
-        advice = f"{alone}, so they are not scaled across clients (data.column_scale = 'none' keeps their own units)"
-        warnings.warn(f"{what}; {advice}", stacklevel=caller_stacklevel())
+    if alone:
+        lost = flat_inside.tolist() if elsewhere else between
+        at = [j for j, kind in enumerate(asked) if kind is None and lost[j]]
+        _say_lost([names[j] for j in at], [between[j] for j in at], alone)
     kinds: list[ColumnScale] = []
     for kind, between_clients in zip(asked, between, strict=True):
         kinds.append(kind or ("pooled" if between_clients and not alone else "client"))
@@ -364,6 +369,17 @@ def with_targets(units: Scaling, batch: ClientBatch) -> Scaling:
     """
     mean, std, flat = moments_of(batch.y.unsqueeze(-1), batch.mask)
     return units._replace(y_mean=mean[:, 0], y_std=torch.where(flat, 1.0, std)[:, 0])
+
+
+def _say_lost(names: Sequence[str], differ: Sequence[bool], alone: str) -> None:
+    """Warn of open columns that are constant inside clients, by whether these are known to differ."""
+    for known, between in ((True, "different between them"), (False, "perhaps different between those of other nodes")):
+        if lost := [name for name, one in zip(names, differ, strict=True) if one == known]:
+            what = f"{_listed(lost)}: constant inside clients and {between}, so that scaling by client makes 0"
+            advice = (
+                f"{alone}, so they are not scaled across clients (data.column_scale = 'none' keeps their own units)"
+            )
+            warnings.warn(f"{what}; {advice}", stacklevel=caller_stacklevel())
 
 
 def _say_constant(clients: Sequence[str], flat: Tensor, columns: Sequence[str], labels: bool) -> None:

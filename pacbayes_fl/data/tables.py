@@ -22,7 +22,7 @@ from pacbayes_fl.data.encoding import check_client_features, encoded
 from pacbayes_fl.data.history import History
 from pacbayes_fl.data.layout import Layout, Span
 from pacbayes_fl.data.leaks import check_leaks
-from pacbayes_fl.data.long_form import check_arrays, count_classes, known_numbers
+from pacbayes_fl.data.long_form import check_arrays, known_numbers, stated_or_counted
 from pacbayes_fl.errors import DataError
 
 Rows = list[tuple[Tensor, Tensor]]  # (x [m, d], y [m]) of each client
@@ -310,8 +310,8 @@ def read(
             clients, and the order of the file is taken for that of time where it has none.
         test_share: share of each client's last rows, of two or more at least one, held out when the table has no
             `split` column.
-        task: "classification" when the table's targets are labels 0..C-1, C - 1 being the largest; an .npz says itself
-            what it holds.
+        task: "classification" when the table's targets are labels 0..C-1, of as many classes C as the layout says or,
+            where it does not, with C - 1 the largest; an .npz says itself what it holds.
         last: how long before each client's last row its test rows begin, in place of a share.
 
     Returns:
@@ -342,7 +342,10 @@ def read(
 
 
 def of_clients(
-    clients: Mapping[str, Sequence[object]], test_share: float = 0.25, task: user_tables.Task = "regression"
+    clients: Mapping[str, Sequence[object]],
+    test_share: float = 0.25,
+    task: user_tables.Task = "regression",
+    classes: int | None = None,
 ) -> Dataset:
     """Build a data set from the rows that a program holds of every client.
 
@@ -350,7 +353,8 @@ def of_clients(
         clients: by name (x [m, d], y [m]) or (x [m, d], y [m], test x [n, d], test y [n]), as tensors or arrays.
         test_share: share of each client's last rows, of two or more at least one, held out where no test rows are
             given.
-        task: "classification" when y holds labels 0..C-1, C - 1 being the largest.
+        task: "classification" when y holds labels 0..C-1.
+        classes: C; the largest label and 1 when None.
 
     Returns:
         The data set, with the columns x_1 to x_d, y, and a group "existing" alone.
@@ -390,7 +394,9 @@ def of_clients(
                 raise DataError("y must hold labels", client=name, hint="number the classes 0, 1, 2, ...")
     check_names(list(rows))
     source = {"source": "rows of a program"}
-    return _of_table("the data", table, Layout(), (test_share, None), task, source, "in the order of its rows")
+    return _of_table(
+        "the data", table, Layout(classes=classes), (test_share, None), task, source, "in the order of its rows"
+    )
 
 
 def _of_table(
@@ -403,7 +409,9 @@ def _of_table(
     by: str = "in the order of the file, which was taken for that of time",
 ) -> Dataset:
     """Divide the rows of a table into training and test rows."""
-    classes = _count_classes(where, table) if task == "classification" else None
+    classes = None
+    if task == "classification":
+        classes = stated_or_counted(where, {name: y for name, (_, y) in table.clients.items()}, layout.classes)
     if table.split is None and not 0 < test[0] < 1:
         raise DataError(f"test_share must be between 0 and 1, got {test[0]:g}", hint="or give a column 'split'")
     held = {name: user_tables.held_out(table, name, *test) for name in table.clients}
@@ -433,14 +441,3 @@ def _of_table(
     features, target = tuple(Column(name) for name in table.features), Column(layout.target)
     past = table.history
     return Dataset(groups, features, target, provenance, classes, time_kind=table.time_kind, history=past)
-
-
-def _count_classes(where: str, table: user_tables.Table) -> int:
-    largest, rows = (
-        max(float(y.max()) for _, y in table.clients.values() if len(y)),
-        sum(len(y) for _, y in table.clients.values()),
-    )
-    classes = count_classes(where, largest, rows)
-    if classes < 2:
-        raise DataError(f"{where} has only the label 0", hint="a classification needs two classes at least")
-    return classes

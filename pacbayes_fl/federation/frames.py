@@ -14,6 +14,7 @@ STYPE: Final = "numpy.ndarray"
 
 _LENGTH: Final = 8  # bytes of the length of the header, which comes first
 _HEADER: Final = 2**24
+_LARGEST: Final = 2**63  # beyond any size of a tensor
 
 
 class Serialised(Protocol):
@@ -101,12 +102,16 @@ def decode(data: bytes) -> Frame:
             raise TypeError("its values have no names")
         arrays = {}
         for name, dtype, shape, stype, length in listed:
+            if not isinstance(shape, list) or not all(type(one) is int and 0 <= one < _LARGEST for one in shape):
+                raise ValueError("the shape of an array must be whole numbers")
             if type(length) is not int or not 0 <= length <= len(data) - at:
                 raise ValueError("its arrays are cut short")
-            arrays[str(name)] = Array(str(dtype), tuple(map(int, shape)), str(stype), data[at : at + length])
+            if not all(isinstance(text, str) for text in (name, dtype, stype)):
+                raise TypeError("an array's name and form must be text")
+            arrays[name] = Array(dtype, tuple(shape), stype, data[at : at + length])
             at += length
         if at != len(data):
             raise ValueError("there is more than its header tells of")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise DeployError(f"what came is no message: {error}", cause="frame") from error
     return Frame(config, arrays)

@@ -142,9 +142,11 @@ def unpack_answers(data: bytes) -> list[tuple[str, Reply | Refused]]:
     if not isinstance(said, list) or not all(isinstance(one, dict) for one in said):
         raise DeployError("what came holds no answers", cause="frame")
     for k, one in enumerate(said):
-        name = str(one.get("client"))
+        name, refused = one.get("client"), one.get("refused", "")
+        if not isinstance(name, str) or not isinstance(refused, str):
+            raise DeployError("what came holds answers that are no text", cause="frame")
         if "refused" in one:
-            result.append((name, Refused(str(one["refused"]))))
+            result.append((name, Refused(refused)))
         else:
             own = {key.removeprefix(f"{k}/"): leaf for key, leaf in arrays.items() if key.startswith(f"{k}/")}
             result.append((name, Reply(one.get("config", {}), own)))

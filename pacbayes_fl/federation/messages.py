@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -91,16 +91,17 @@ class Member(NamedTuple):
     rows: int
 
 
-def members(batch: ClientBatch) -> dict[str, Member]:
+def members(batch: ClientBatch, sizes: Sequence[int] | None = None) -> dict[str, Member]:
     """Register the clients of a batch.
 
     Args:
         batch: their rows.
+        sizes: how many each has, where the rows are elsewhere.
 
     Returns:
         Members by name.
     """
-    rows = map(int, batch.size.tolist())
+    rows = map(int, batch.size.tolist()) if sizes is None else sizes
     return {name: Member(i, m) for name, i, m in zip(batch.names, batch.ids, rows, strict=True)}
 
 

@@ -80,17 +80,23 @@ class Player(ABC):
 
     Args:
         method: the algorithm, at the study's learning rates.
-        batch: training rows of all clients [K, N, *], or a roster that has their names, ids and sizes.
+        batch: training rows of all clients [K, N, *], or a roster that has their names and ids.
         plan: how to run.
         aggregator: makes the rounds private; None where they are not.
+        sizes: how many rows each client has; as the batch has them when None.
     """
 
     def __init__(
-        self, method: AnyMethod, batch: ClientBatch, plan: FederationPlan, aggregator: PrivateAggregator | None
+        self,
+        method: AnyMethod,
+        batch: ClientBatch,
+        plan: FederationPlan,
+        aggregator: PrivateAggregator | None,
+        sizes: Sequence[int] | None = None,
     ) -> None:
         """Take what does not change from round to round."""
         self.method, self.batch, self.plan, self.aggregator = method, batch, plan, aggregator
-        self.sizes = [int(m) for m in batch.size.tolist()]
+        self.sizes = [int(m) for m in batch.size.tolist()] if sizes is None else [*sizes]
         self._rows = dict(zip(batch.names, self.sizes, strict=True))
         sampled = (plan.cohort is not None if aggregator is None else aggregator.draws) and plan.train == "cohort"
         self.everybody = not sampled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
@@ -22,7 +23,19 @@ from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.tensors import AnyTree
 
 
-def roster(clients: Mapping[str, int], like: ClientBatch) -> ClientBatch:
+class Elsewhere(NamedTuple):
+    """Clients whose rows are elsewhere.
+
+    Args:
+        batch: names and ids; one row of zeros stands for all rows of each, so that their number takes no memory.
+        sizes: number of rows of each, in the same order.
+    """
+
+    batch: ClientBatch
+    sizes: tuple[int, ...]
+
+
+def roster(clients: Mapping[str, int], like: ClientBatch) -> Elsewhere:
     """Stand in for the rows of clients that are elsewhere: names, ids and numbers of rows are theirs, all else is 0.
 
     Args:
@@ -30,12 +43,12 @@ def roster(clients: Mapping[str, int], like: ClientBatch) -> ClientBatch:
         like: rows with the columns and dtypes of the federation's [*, *, *feature]; the numbers are not used.
 
     Returns:
-        Rows [K, N, *feature] that take no memory but for the mask.
+        Rows [K, 1, *feature] and the true sizes.
     """
-    ids, most = tuple(map(client_id, clients)), max(1, *clients.values())
-    x = like.x.new_zeros(()).expand(len(clients), most, *like.x.shape[2:])
-    mask = torch.arange(most) < torch.tensor(list(clients.values())).unsqueeze(1)
-    return ClientBatch(x, like.y.new_zeros(()).expand(len(clients), most), mask.to(x.device), ids, tuple(clients))
+    x = like.x.new_zeros(()).expand(len(clients), 1, *like.x.shape[2:])
+    y = like.y.new_zeros(len(clients), 1)
+    ids, there = tuple(map(client_id, clients)), torch.ones_like(y, dtype=torch.bool)
+    return Elsewhere(ClientBatch(x, y, there, ids, tuple(clients)), tuple(clients.values()))
 
 
 class RemotePlayer(Player):
@@ -54,7 +67,7 @@ class RemotePlayer(Player):
     def __init__(
         self,
         method: AnyMethod,
-        clients: ClientBatch,
+        clients: Elsewhere,
         plan: FederationPlan,
         aggregator: PrivateAggregator | None,
         transport: Transport,
@@ -62,9 +75,10 @@ class RemotePlayer(Player):
         compress: arrays.Compress = "none",
     ) -> None:
         """Find the structure of what clients send."""
-        super().__init__(method, clients, plan, aggregator)
-        self._transport, self._run, self._members, self._compress = transport, run, members(clients), compress
-        self._expected = wire.expected_update(method, start(method, clients, plan).server, clients)
+        super().__init__(method, clients.batch, plan, aggregator, clients.sizes)
+        self._transport, self._run, self._compress = transport, run, compress
+        self._members = members(self.batch, self.sizes)
+        self._expected = wire.expected_update(method, start(method, self.batch, plan).server, self.batch)
 
     def sent(self, message: AnyTree) -> AnyTree:
         """Round the server's message as clients receive it."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
@@ -12,22 +14,28 @@ from torch import Tensor
 
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.cells import check_names
 from pacbayes_fl.data.private_moments import MomentMessage
 from pacbayes_fl.data.scaling import FEDERATED, Shared
 from pacbayes_fl.data.sent_moments import SentMoments, width
 from pacbayes_fl.errors import UNREADABLE, DataError, DeployError, PrivacyError, StudyError
 from pacbayes_fl.federation.arrays import DTYPES, shown
-from pacbayes_fl.federation.remote_player import roster
+from pacbayes_fl.federation.remote_player import Elsewhere, roster
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.privacy.outside import Rehearsal, Releases
 from pacbayes_fl.study import residuals, scaling
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.gp_model import GPModel
+from pacbayes_fl.study.table_checks import check_classes
 
 ALONE: Final = "every node of a deployment knows its own rows alone"
 
 
+_ROWS: Final = 2**40  # of a client
+_INPUT: Final = 2**28  # numbers of one input
+_CLASSES: Final = 2**20
+_CONTROL: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})  # Unicode's control characters, surrogates and ends of lines
 MOMENTS: Final = f"{ALONE}; deploy.share with 'moments' lets them send these"
 
 
@@ -61,6 +69,7 @@ def check(study: Study) -> None:
     if study.privacy.ledger is not None:
         what = "[privacy] ledger knows rows by their values, which stay at the nodes of a deployment"
         raise PrivacyError(what, hint="privacy.ledger = 'none'")
+    check_classes(study)
     recipe, name = study.recipe, study.method.name
     unpaid = sorted(shares(study) & {"rows", "loss", "metrics"})
     if unpaid and study.privacy.epsilon is not None:
@@ -109,6 +118,9 @@ class Hello:
         feature_shape: of one input that is no flat row.
         dtypes: of inputs and targets, in the method's units.
         new: names of clients that never train, and get their models after the last round.
+
+    Raises:
+        DataError: naming a client whose name or number of rows is none, or looks like another's.
     """
 
     clients: Mapping[str, int]
@@ -118,6 +130,20 @@ class Hello:
     feature_shape: tuple[int, ...]
     dtypes: tuple[str, str]
     new: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check names and numbers: they get into files, errors and sums of the server."""
+        names = (*self.clients, *self.new)
+        for name in names:
+            if not name.strip() or any(unicodedata.category(character) in _CONTROL for character in name):
+                what = "a name in a deployment has letters, no control characters and no half of a character"
+                raise DataError(what, client=name, hint="rename the client")
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise DataError("its name is used twice", client=twice[0], hint="clients are told apart by name")
+        check_names(names)
+        for name, rows in self.clients.items():
+            if not 1 <= rows <= _ROWS:
+                raise DataError(f"must have 1 to {_ROWS} training rows, got {shown(rows)}", client=name)
 
     @classmethod
     def of(cls, study: Study, dataset: tables.Dataset, group: ScaledGroup, new: Sequence[str] = ()) -> Hello:
@@ -159,14 +185,18 @@ class Hello:
             DeployError: when it is nothing that a node says.
         """
         try:
-            clients = {str(name): int(rows) for name, rows in table["clients"].items()}
-            features = tuple((str(name), str(unit)) for name, unit in table["features"])
-            target, classes = (str(table["target"][0]), str(table["target"][1])), table["classes"]
-            shape, dtypes = tuple(map(int, table["feature_shape"])), (table["dtypes"][0], table["dtypes"][1])
-            new = tuple(map(str, table.get("new", ())))
-            if not clients or min(clients.values()) < 1 or not set(dtypes) <= DTYPES.keys():
-                raise ValueError("no clients, no rows or no such dtype")
-            return cls(clients, features, target, None if classes is None else int(classes), shape, dtypes, new)
+            clients = {name: _whole(rows) for name, rows in table["clients"].items()}
+            features = tuple((_text(name), _text(unit)) for name, unit in table["features"])
+            target, classes = (_text(table["target"][0]), _text(table["target"][1])), table["classes"]
+            shape, dtypes = tuple(map(_whole, table["feature_shape"])), (table["dtypes"][0], table["dtypes"][1])
+            new = tuple(map(_text, table.get("new", ())))
+            if not clients or not set(dtypes) <= DTYPES.keys():
+                raise ValueError("no clients, or no such dtype")
+            if math.prod(shape) > _INPUT or (classes is not None and not 2 <= _whole(classes) <= _CLASSES):
+                raise ValueError(f"inputs of {shown(shape)} numbers, or {shown(classes)} classes")
+            return cls(clients, features, target, classes, shape, dtypes, new)
+        except DataError as error:
+            raise DeployError(f"what a node says of itself cannot be read: {error}") from error
         except UNREADABLE as error:
             raise DeployError(f"what a node says of itself cannot be read: {shown(str(error))}") from error
 
@@ -182,17 +212,42 @@ class Hello:
         return tables.Dataset({}, features, target, {}, self.classes, self.feature_shape)
 
 
+def _text(value: object) -> str:
+    """Give a text that can be written."""
+    if not isinstance(value, str):
+        raise TypeError(f"{shown(value)} is no text")
+    value.encode()
+    return value
+
+
+def _whole(value: object) -> int:
+    """Give a positive whole number."""
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{shown(value)} is no positive whole number")
+    return value
+
+
 @dataclass(frozen=True)
 class Roster:
     """The clients of a deployment as the server knows them.
 
     Args:
-        batch: names, ids and numbers of rows; all else is 0.
+        clients: names, ids and numbers of rows; all else is 0.
         schema: columns; no rows.
     """
 
-    batch: ClientBatch
+    clients: Elsewhere
     schema: tables.Dataset
+
+    @property
+    def batch(self) -> ClientBatch:
+        """Names and ids, over one row of zeros each."""
+        return self.clients.batch
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Numbers of rows by name, in the order of the names."""
+        return dict(zip(self.batch.names, self.clients.sizes, strict=True))
 
     def dataset(self, bounds: tuple[float, float]) -> tables.Dataset:
         """Give the columns as a data set whose inputs are 0, and whose targets every transform takes.
@@ -212,30 +267,41 @@ class Roster:
         return replace(self.schema, groups={"existing": tables.Group(batch, batch)})
 
     @classmethod
-    def of(cls, nodes: Sequence[Hello], device: torch.device) -> Roster:
+    def of(cls, nodes: Sequence[Hello], device: torch.device, classes: int | None = None) -> Roster:
         """Put the clients of all nodes together.
 
         Args:
             nodes: what they say of themselves, at least one.
             device: of the server.
+            classes: their number, where the server's study states it.
 
         Returns:
             The roster, in the order of the names, which does not depend on who came first.
 
         Raises:
-            DataError: naming a client that two nodes claim, or that has other columns than the first.
+            DataError: naming a client that two nodes claim, whose name looks like another's, or that has other
+                columns or classes than the first.
         """
         first, clients, new = nodes[0], dict[str, int](), set[str]()
         for node in nodes:
             name = next(iter(node.clients))
+            if node.classes != first.classes:
+                hint = "data.task = 'classification' and the same data.classes at all nodes"
+                own, other = ("no labels" if n is None else f"{n} classes" for n in (node.classes, first.classes))
+                what = f"it has {own}, and {next(iter(first.clients))!r} has {other}"
+                raise DataError(f"{what}: a node counts those of its own labels", client=name, hint=hint)
             if node.columns != first.columns:
                 raise DataError(f"it has other columns or dtypes than {next(iter(first.clients))!r}", client=name)
             if twice := sorted((clients.keys() | new) & {*node.clients, *node.new}):
                 raise DataError("two nodes claim this client", client=twice[0], hint="each client belongs to one node")
             clients |= node.clients
             new |= {*node.new}
+        check_names(sorted(clients.keys() | new))
+        if classes not in (None, first.classes):
+            what = f"nodes have {first.classes} classes, and the server's study states data.classes = {classes}"
+            raise DataError(what, hint="state the same at all nodes")
         shape = first.feature_shape or (len(first.features),)
-        x = torch.zeros(1, 1, *shape, dtype=DTYPES[first.dtypes[0]], device=device)
+        x = torch.zeros((), dtype=DTYPES[first.dtypes[0]], device=device).expand(1, 1, *shape)
         y = torch.zeros(1, 1, dtype=DTYPES[first.dtypes[1]], device=device)
         like = ClientBatch(x, y, torch.ones_like(y, dtype=torch.bool), (0,), ("",))
         return cls(roster(dict(sorted(clients.items())), like), first.schema)

@@ -30,7 +30,14 @@ from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.study import sources
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.parts import DataPart
-from pacbayes_fl.study.table_checks import beyond_training, check_columns, order_of_file, single_rows
+from pacbayes_fl.study.table_checks import (
+    beyond_training,
+    check_classes,
+    check_columns,
+    of_table,
+    order_of_file,
+    single_rows,
+)
 
 _OF_TABLES: Final = tuple(one.name for one in fields(Layout) if one.name not in ("client", "target", "group"))
 
@@ -99,14 +106,17 @@ def load(study: Study) -> tables.Dataset:
     Raises:
         StudyError: when an environment variable in a path is not set, or the generator refuses an option.
         DataError: when the file or its rows cannot be used.
-        PrivacyError: when a private run would take the names of classes from clients' folders.
+        PrivacyError: when a private run would take the names of classes from clients' folders, or their number from
+            labels.
     """
     options = {name: _expand(value) for name, value in study.data.options.items()}
     source = sources.find(study.data.source)
     images = source is not None and source.own
-    if Path(study.data.source).suffix.lower() not in user_tables.TABLES:
+    check_classes(study)
+    if not of_table(study.data.source):
+        theirs = {"exclude_clients": images, "classes": study.instances.data is not None}
         for name in _OF_TABLES:
-            if name == "exclude_clients" and images:
+            if theirs.get(name):
                 continue
             if getattr(study.data, name) != getattr(DataPart(), name):
                 what = f"[data] {name} is for the columns of a table, and {study.data.source!r} is none"

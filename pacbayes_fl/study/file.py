@@ -95,7 +95,7 @@ class Study:
         """
         if isinstance(data, Mapping):
             task: Task = "classification" if self.data.task == "classification" else "regression"
-            data = tables.of_clients(data, self.data.test.share, task)
+            data = tables.of_clients(data, self.data.test.share, task, self.data.classes)
         elif isinstance(data, tables.Dataset) and data.rows is not None:
             data = replace(data, rows=None)  # the folder keeps the rows: what they were made from may be gone
         given = Instances(method, model, data, tuple(metrics))

@@ -147,7 +147,7 @@ class Nodes:
                 self._warn(node, str(error))
                 continue
             if "refused" in frame.config:
-                self._warn(node, shown(str(frame.config["refused"])))
+                self._warn(node, shown(frame.config["refused"]))
             elif node in self._hellos:
                 came[node] = frame
         for node in self._hellos.keys() - came.keys():
@@ -177,9 +177,12 @@ def answers(mail: Mail, nodes: Sequence[int], letter: JsonTable, seconds: float)
     """
     came = dict[int, Frame]()
     for node, data in mail.ask(dict.fromkeys(nodes, frames.encode(letter, {})), seconds):
-        came[node] = frames.decode(data)
+        try:
+            came[node] = frames.decode(data)
+        except DeployError as error:
+            raise DeployError(f"node {node}: {error}", cause="frame") from error
         if "refused" in came[node].config:
-            raise DeployError(f"node {node} does not take part: {shown(str(came[node].config['refused']))}")
+            raise DeployError(f"node {node} does not take part: {shown(came[node].config['refused'])}")
     if silent := [node for node in nodes if node not in came]:
         raise DeployError(f"{len(silent)} of {len(nodes)} nodes did not answer within {seconds:g} s: {silent[:5]}")
     return came
@@ -199,7 +202,7 @@ def rows_of(came: Mapping[int, Frame], hellos: Mapping[int, Hello], roster: Rost
     Warns:
         UserWarning: of lines that are left out.
     """
-    sizes = dict(zip(roster.batch.names, map(int, roster.batch.size.tolist()), strict=True))
+    sizes = roster.sizes
     found = dict[tuple[str, str], ClientRow]()
     for node, frame in came.items():
         own = {"existing": {*hellos[node].clients}, "new": {*hellos[node].new}}

@@ -117,7 +117,7 @@ def settle(
     elif sent is not None and sent.moments is not None:
         shared = scaling.settle_moments(sent.moments, asked, columns, why)
     else:
-        shared = scaling.settle(train, asked, columns, why)
+        shared = scaling.settle(train, asked, columns, why, elsewhere=bool(alone))
     shared = shared._replace(transform=transform)
     if (ends := bounds_of(data, columns[:-1])) != Bounds():
         if dataset.classes is not None:

@@ -101,7 +101,7 @@ def serve(
         study, notes = folder.recall(study, resume)
         hellos = _greeted(mail, waits.nodes)
         _check_claims(hellos, claims)
-        known = Roster.of([*hellos.values()], device_of(study))
+        known = Roster.of([*hellos.values()], device_of(study), study.data.classes)
         run = _recalled(folder.path, known)
         method, _ = build(study, known.schema)
         state = _restored(folder, method, known.batch, study, resume)
@@ -120,7 +120,7 @@ def serve(
         seconds = study.deploy.deadline if waits.round is None else waits.round
         nodes = Nodes(mail, hellos, run, seconds)
         transport = MailTransport(mail, owners, seconds)
-        player = RemotePlayer(method, known.batch, study.plan, aggregator, transport, run, study.deploy.compress)
+        player = RemotePlayer(method, known.clients, study.plan, aggregator, transport, run, study.deploy.compress)
         listeners = Listeners(partial(_scored, study, method, nodes, aggregator), on_round or (lambda _: None), told)
         going = Training(study, known.batch, folder, aggregator, 1, state, records, listeners)
         with going.open() as taken:
@@ -195,7 +195,13 @@ def _greeted(mail: Mail, seconds: float) -> dict[int, Hello]:
     if not nodes:
         raise DeployError("there is no node", hint="start nodes, and see that their keys are registered")
     came = answers(mail, nodes, {"kind": "hello"}, seconds)
-    return {node: Hello.from_json(came[node].config.get("hello") or {}) for node in nodes}
+    hellos = dict[int, Hello]()
+    for node in nodes:
+        try:
+            hellos[node] = Hello.from_json(came[node].config.get("hello") or {})
+        except DeployError as error:
+            raise DeployError(f"node {node}: {error}") from error
+    return hellos
 
 
 def _check_claims(hellos: Mapping[int, Hello], claims: Mapping[int, Sequence[str]] | None) -> None:
@@ -221,7 +227,7 @@ def _joined(nodes: Nodes, study: Study, shared: Shared, schema: tables.Dataset, 
 
 def _recalled(path: Path, known: Roster) -> str:
     """Give the identifier of a run that goes on, whose clients must be the same, or of a new one."""
-    now = _clients(known)
+    now = known.sizes
     if not (path / NODES).is_file():
         return secrets.token_hex(8)
     try:
@@ -237,17 +243,13 @@ def _recalled(path: Path, known: Roster) -> str:
     return run
 
 
-def _clients(known: Roster) -> dict[str, int]:
-    return dict(zip(known.batch.names, map(int, known.batch.size.tolist()), strict=True))
-
-
 def _opened(folder: RunFolder, study: Study, known: Roster, shared: Shared, run: str, last: int) -> list[RoundRecord]:
     """Write what the server knows before the first round, and give the records of the rounds that are finished."""
     path, schema = folder.path, known.schema
     scaling.save(path, shared, schema)
     put(path, {"metrics.json": None, "ended.json": None})  # of fewer rounds: they say that it is over
     about = environment(device_of(study)) | {"seed": study.seed, "data": {"source": "nodes"}}
-    nodes: JsonTable = {"run": run, "clients": _clients(known), "features": [list(one) for one in schema.features]}
+    nodes: JsonTable = {"run": run, "clients": known.sizes, "features": [list(one) for one in schema.features]}
     nodes |= {"target": list(schema.target), "classes": schema.classes, "feature_shape": list(schema.feature_shape)}
     nodes["dtypes"] = [str(leaf.dtype).removeprefix("torch.") for leaf in (known.batch.x, known.batch.y)]
     files = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -10,10 +11,46 @@ from torch import Tensor
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.row_counts import one_row
-from pacbayes_fl.errors import PrivacyError, StudyError, listed
+from pacbayes_fl.data.user_tables import TABLES
+from pacbayes_fl.errors import DataError, PrivacyError, StudyError, listed
 from pacbayes_fl.study.file import Study
 
 _MOST: Final = 0.5  # of the test rows
+
+
+def check_classes(study: Study) -> None:
+    """Refuse a number of classes that is told by clients' labels where these are private, or that is of no labels.
+
+    Args:
+        study: any.
+
+    Raises:
+        PrivacyError: when the classes of a private run would be counted.
+        StudyError: when it states classes and learns numbers.
+        DataError: when the data set of a program has another number.
+    """
+    data, given = study.data, study.instances.data
+    counted = None if given is None else given.classes
+    labels = counted is not None or data.task == "classification"
+    if data.classes is None:
+        if study.privacy.epsilon is not None and labels and (given is not None or of_table(data.source)):
+            what = "[data] classes = 'none' counts the classes by the labels of all clients, which no epsilon covers"
+            raise PrivacyError(what, hint="state what everybody may know: data.classes = 10")
+    elif not labels:
+        what = f"[data] classes = {data.classes} is of labels, and task = {data.task!r} learns numbers"
+        raise StudyError(what, hint="data.task = 'classification'; or drop classes")
+    elif counted not in (None, data.classes):
+        what = f"[data] classes = {data.classes}, and the data set that was given has {counted}"
+        raise DataError(what, hint="make it with classes=..., or give the rows of every client")
+
+
+def of_table(source: str) -> bool:
+    """Whether rows are read from a user's table.
+
+    Args:
+        source: of a study's data.
+    """
+    return Path(source).suffix.lower() in TABLES
 
 
 def check_columns(study: Study) -> None:

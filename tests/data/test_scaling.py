@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import get_args
 
@@ -296,6 +297,23 @@ def test_who_may_not_know_others_rows_is_told_what_is_lost() -> None:
     ):
         shared = scaling.settle(batch, [*OPEN, "client"], ("sun", "cap", "east", "seven", "y"), alone="a secret")
     assert shared.kinds == ("client",) * 5 and not shared.mean.any() and (shared.std == 1).all()
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_who_knows_of_no_others_is_told_what_may_be_lost(clients: int) -> None:
+    """One client's capacity is as lost as those of several: what others have is not known."""
+    batch, names = houses(*[9] * clients), ("sun", "cap", "east", "seven", "y")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        scaling.settle(batch, [*OPEN, "client"], names, alone="a secret", elsewhere=True)
+    lost = r"seven: constant .* perhaps .*; a secret, so .*data\.column_scale = 'none' keeps"
+    every = [rf"^cap, east, {lost}"] if clients == 1 else ["^cap, east: constant .* different between them", f"^{lost}"]
+    assert len(said) == len(every)
+    for one, pattern in zip(said, every, strict=True):
+        assert re.search(pattern, str(one.message))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scaling.settle(batch, ["none"] * 5, names, alone="a secret", elsewhere=True)
 
 
 def test_a_pooled_column_that_varies_nowhere_is_named() -> None:

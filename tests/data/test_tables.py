@@ -146,6 +146,7 @@ def test_a_table_of_labels_becomes_a_classification(tmp_path: Path) -> None:
     assert dataset.classes == 3 and group.train.y.dtype == group.test.y.dtype == torch.int64
     assert group.train.y.tolist() == [[0], [1]] and group.test.y.tolist() == [[2], [0]]
     assert group.train.x.dtype == torch.float64 and tables.read(path, test_share=0.5).classes is None
+    assert tables.read(path, Layout(classes=7), test_share=0.5, task="classification").classes == 7
 
 
 @pytest.mark.parametrize(
@@ -515,6 +516,7 @@ def test_rows_of_a_program_are_held_out_as_given_or_the_last_ones() -> None:
     group = tables.of_clients({"a": (X[:4], Y[:4], X[4:], Y[4:])}).groups["existing"]
     assert (rows_of(group.train, 0), rows_of(group.test, 0)) == ([0, 1, 2, 3], [4, 5])
     assert tables.of_clients({"a": (X, Y)}, task="classification").classes == 6
+    assert tables.of_clients({"a": (X, Y)}, task="classification", classes=8).classes == 8
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import math
 import subprocess
 import sys
 from typing import Any
@@ -51,6 +54,46 @@ def test_bytes_that_were_changed_are_a_message_or_refused(at: int, change: bytes
     except DeployError:
         return
     assert all(isinstance(one, Array) for one in result.arrays.values())
+
+
+def with_header(header: object) -> bytes:
+    """Put another header in front of the arrays of a whole message."""
+    at, text = 8 + int.from_bytes(WHOLE[:8], "big"), json.dumps(header).encode()
+    text = text.replace(b'"!1e400"', b"1e400")
+    return len(text).to_bytes(8, "big") + text + WHOLE[at:]
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where in a header its values stand."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [at] * bool(at) + [place for key, one in inner for place in places(one, (*at, key))]
+
+
+@pytest.mark.parametrize(
+    "odd", [math.inf, math.nan, "!1e400", -1, 10**30, 1e30, "x", "\ud800", [], [1], {}, None, True, 0.5], ids=repr
+)
+def test_a_header_with_another_value_anywhere_is_a_message_or_refused(odd: Any) -> None:
+    """A whole message has nothing but what is said here beside the plain values, which their readers judge."""
+    header = json.loads(WHOLE[8 : 8 + int.from_bytes(WHOLE[:8], "big")])
+    assert frames.decode(with_header(header)) == frames.decode(WHOLE)
+    header["config"]["deep"] = [{"number": 1}]
+    read = 0
+    for place in places(header):
+        other = copy.deepcopy(header)
+        inner: Any = other
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = odd
+        try:
+            result = frames.decode(with_header(other))
+        except DeployError as error:
+            assert "what came is no message" in str(error)
+            continue
+        read += 1
+        assert all(type(size) is int and size >= 0 for one in result.arrays.values() for size in one.shape)
+        assert all(isinstance(text, str) for one in result.arrays.values() for text in (one.dtype, one.stype))
+        assert place[0] == "config" or (place[0] == "arrays" and (isinstance(odd, str) or odd == [1] or odd == []))
+    assert read
 
 
 def test_a_relay_does_not_import_torch() -> None:

@@ -12,6 +12,12 @@ from tests.remote import NAMES, REPLIES, ROUND
 
 REQUESTS = {name: ROUND.request(name) for name in NAMES[:2]}
 ANSWERS = [(NAMES[0], REPLIES[NAMES[0]]), (NAMES[1], Refused("no")), (NAMES[2], REPLIES[NAMES[2]])]
+NO_SIZE = b'{"config": {"answers": []}, "arrays": [["a", "float64", [Infinity], "numpy.ndarray", 0]]}'
+ODD = (
+    len(NO_SIZE).to_bytes(8, "big") + NO_SIZE,
+    frames.encode({"answers": [{"client": ["a"], "refused": "no"}]}, {}),
+    frames.encode({"answers": [{"client": "a", "refused": [[]]}]}, {}),
+)
 
 
 def test_requests_share_their_parameters() -> None:
@@ -23,7 +29,13 @@ def test_requests_share_their_parameters() -> None:
 
 def test_answers_come_back_one_by_one() -> None:
     assert mail.unpack_answers(mail.pack_answers(ANSWERS)) == ANSWERS
-    for bad in (frames.encode({}, {}), frames.encode({"answers": [1]}, {}), b"", frames.encode({"refused": "no"}, {})):
+    for bad in (
+        frames.encode({}, {}),
+        frames.encode({"answers": [1]}, {}),
+        b"",
+        frames.encode({"refused": "no"}, {}),
+        *ODD,
+    ):
         with pytest.raises(DeployError):
             mail.unpack_answers(bad)
 
@@ -34,8 +46,9 @@ def test_a_node_answers_for_its_own_clients() -> None:
     assert [name for name, _ in result] == [NAMES[0], f"node 2 for {NAMES[0]!r}", NAMES[1], f"node 2 for {NAMES[2]!r}"]
 
 
-def test_noise_instead_of_answers_is_a_refusal_of_the_clients_that_were_asked() -> None:
-    post = mail.InMemory({1: lambda data: b"noise", 2: lambda data: frames.encode({"refused": "its disk is full"}, {})})
+@pytest.mark.parametrize("noise", [b"noise", ODD[0]], ids=["noise", "infinite"])
+def test_noise_instead_of_answers_is_a_refusal_of_the_clients_that_were_asked(noise: bytes) -> None:
+    post = mail.InMemory({1: lambda data: noise, 2: lambda data: frames.encode({"refused": "its disk is full"}, {})})
     result = dict(MailTransport(post, dict(zip(NAMES, (1, 2), strict=False)), 1.0).exchange(REQUESTS))
     assert all(isinstance(answer, Refused) for answer in result.values())
     assert "no message" in str(result[NAMES[0]]) and result[NAMES[1]] == Refused("its disk is full")

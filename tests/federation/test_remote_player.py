@@ -229,7 +229,8 @@ def test_nobody_replies_and_nothing_is_undone() -> None:
 
 def test_a_roster_has_names_and_sizes_and_no_rows() -> None:
     clients = dict(zip(NAMES, map(int, BATCH.size), strict=True))
-    result = roster(clients, BATCH)
-    assert (result.names, result.ids, result.size.tolist()) == (BATCH.names, BATCH.ids, BATCH.size.tolist())
+    result, sizes = roster(clients, BATCH)
+    assert (result.names, result.ids, list(sizes)) == (BATCH.names, BATCH.ids, BATCH.size.tolist())
+    assert roster(dict.fromkeys(NAMES, 10**12), BATCH).batch.mask.shape == (len(NAMES), 1)
     assert not result.x.any() and not result.y.any() and result.x.untyped_storage().nbytes() == 8
     assert result.x.shape[2:] == BATCH.x.shape[2:] and result.x.dtype == BATCH.x.dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -22,14 +23,28 @@ def test_what_a_node_says_is_read_as_it_was_written() -> None:
     assert Hello.from_json(ONE.to_json()) == ONE
     images = Hello({"w": 5}, (("image", ""),), ("label", ""), 10, (1, 4, 4), ("float32", "int64"))
     assert Hello.from_json(images.to_json()) == images
-    batch = Roster.of([images], CPU).batch
-    assert batch.x.shape == (1, 5, 1, 4, 4) and batch.y.dtype == torch.int64
+    roster = Roster.of([images], CPU)
+    assert roster.sizes == {"w": 5}
+    assert roster.batch.x.shape == (1, 1, 1, 4, 4) and roster.batch.y.dtype == torch.int64
+
+
+NUMBERS = (0, -1, 2**40 + 1, 10**13, 10**40, math.inf, math.nan, 1.0, True, "3", None, [])
+NAMES = ("", " ", "\ud800", "a\nb", "a\x00", "a\x1b[2J", "\u2028", "\x85")
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"clients": {}}, {"clients": {"a": 0}}, {"clients": [1]}, {"features": None}, {"dtypes": ["float16", "float64"]}],
-    ids=str,
+    [
+        *({"clients": {}}, {"clients": [1]}, {"features": None}, {"dtypes": ["float16", "float64"]}),
+        *({"clients": {"a": rows}} for rows in NUMBERS),
+        *({"clients": {name: 1}} for name in NAMES),
+        *({"new": [name]} for name in (*NAMES, "a", 1, None)),
+        *({"new": ["c", "c"]}, {"clients": {"caf\u00e9": 1, "cafe\u0301": 1}}, {"new": ["a "]}),
+        *({"feature_shape": shape} for shape in ([0], [-1], [1.0], [10**12], [2**20, 2**20], "22", [True])),
+        *({"classes": classes} for classes in (*NUMBERS[:8], "3", [], 1)),
+        *({"features": [["\ud800", ""]]}, {"features": [[1, ""]]}, {"target": ["y", None]}, {"target": ["\udfff", ""]}),
+    ],
+    ids=ascii,
 )
 def test_what_no_node_says_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(DeployError, match="what a node says of itself cannot be read"):
@@ -38,15 +53,46 @@ def test_what_no_node_says_is_refused(change: dict[str, Any]) -> None:
         Hello.from_json({})
 
 
+def test_a_node_whose_own_clients_have_no_names_hears_of_it_before_it_joins() -> None:
+    with pytest.raises(DataError, match=r"client 'a\\nb'.*no control characters.*rename"):
+        replace(ONE, clients={"a\nb": 3})
+    two = replace(ONE, clients={"caf\u00e9": 1}), replace(ONE, clients={"cafe\u0301": 1})
+    with pytest.raises(DataError, match=r"differs from .* by what nobody sees"):
+        Roster.of(two, CPU)
+    assert Hello.from_json(replace(ONE, clients={"a": 2**40}).to_json()).clients == {"a": 2**40}
+
+
+def test_a_roster_takes_no_memory_for_the_rows_that_nodes_claim() -> None:
+    """A mask of 300 clients, one of which has 5 million rows, took 1.5 GB."""
+    clients = {f"c{k:03}": 2**40 if k else 5_000_000 for k in range(300)}
+    roster = Roster.of([replace(ONE, clients=clients)], CPU)
+    for batch in (roster.batch, roster.dataset((0.0, math.inf)).groups["existing"].train):
+        assert sum(leaf.untyped_storage().nbytes() for leaf in (batch.x, batch.y, batch.mask)) < 10_000
+        assert batch.select(torch.tensor([0])).x.shape == (1, 1, 2)
+    assert roster.sizes == clients
+
+
 def test_a_roster_does_not_depend_on_who_came_first() -> None:
     two = replace(ONE, clients={"c": 2})
     for nodes in ([ONE, two], [two, ONE]):
-        batch = Roster.of(nodes, CPU).batch
-        assert batch.names == ("a", "b", "c") and batch.size.tolist() == [1, 3, 2] and batch.x.shape == (3, 3, 2)
+        roster = Roster.of(nodes, CPU)
+        assert [*roster.sizes.items()] == [("a", 1), ("b", 3), ("c", 2)] and roster.batch.x.shape == (3, 1, 2)
+        assert roster.batch.names == roster.dataset((0.0, 1.0)).groups["existing"].train.names == ("a", "b", "c")
     with pytest.raises(DataError, match="client 'a': two nodes claim"):
         Roster.of([ONE, replace(ONE, clients={"a": 1})], CPU)
     with pytest.raises(DataError, match="client 'c': it has other columns or dtypes than 'b'"):
         Roster.of([ONE, replace(two, target=("y", "W"))], CPU)
+
+
+def test_nodes_of_different_labels_are_told_how_to_agree() -> None:
+    three, two = replace(ONE, classes=3), replace(ONE, clients={"c": 2}, classes=2)
+    with pytest.raises(DataError, match=r"'c': it has 2 classes, and 'b' has 3 classes: .*same data\.classes at all"):
+        Roster.of([three, two], CPU)
+    with pytest.raises(DataError, match=r"'c': it has 2 classes, and 'b' has no labels: .*data\.task = 'classif"):
+        Roster.of([ONE, two], CPU)
+    with pytest.raises(DataError, match=r"nodes have 3 classes, and the server's study states data\.classes = 5"):
+        Roster.of([three], CPU, 5)
+    assert Roster.of([three], CPU, 3).schema.classes == 3
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,109 @@ def test_who_answers_for_another_nodes_client_is_not_heard(tmp_path: Path) -> No
     assert any("node 8 for" in name for name in record.reasons)
 
 
+INFINITE = b'{"config": {}, "arrays": [["a", "float64", [Infinity], "numpy.ndarray", 0]]}'
+NO_MESSAGE = len(INFINITE).to_bytes(8, "big") + INFINITE
+
+
+@pytest.mark.parametrize("kind", ["hello", "join", "train", "score", "finish"])
+def test_what_is_no_message_costs_a_node_its_part_and_the_server_nothing(kind: str, tmp_path: Path) -> None:
+    """A size that no number can be: a round goes on without the node's clients, scores without them are warned of."""
+    study = study_of("federation.rounds=2", *AVERAGED[1:])
+    nodes = nodes_of(study)
+    assert "no message" in frames.decode(nodes[7].answer(NO_MESSAGE)).config["refused"]
+
+    def odd(data: bytes) -> bytes:
+        asked = frames.decode(data).config
+        mine = asked["kind"] == kind and (kind != "train" or asked["requests"][0]["round"] == 1)
+        return NO_MESSAGE if mine else nodes[8].answer(data)
+
+    post = mail.InMemory({7: nodes[7].answer, 8: odd})
+    if kind in ("hello", "join"):
+        with pytest.raises(DeployError, match="node 8: what came is no message"):
+            serve(study, tmp_path, post)
+        return
+    if kind == "train":
+        result = serve(study, tmp_path, post)
+        assert [record.dropped for record in result.rounds] == [NAMES[1::2], ()]
+        assert all("no message" in reason for reason in result.rounds[0].reasons.values())
+        return
+    with pytest.warns(UserWarning, match="node 8 .* tells nothing of a round: what came is no message"):
+        result = serve(study, tmp_path, post)
+    assert len(result.rounds) == 2 and len(result.clients) == len(NAMES[::2] if kind == "finish" else NAMES)
+
+
+@pytest.mark.parametrize("claim", [{"big": 10**13}, {"big": 4 * 10**9}, {"\ud800": 3}, {"a\nb": 3}, {"": 3}], ids=ascii)
+def test_a_node_that_says_what_cannot_be_is_named_or_costs_nothing(claim: dict[str, int], tmp_path: Path) -> None:
+    study = study_of("federation.rounds=1")
+
+    def claiming(node: int, data: bytes) -> bytes:
+        config = dict(frames.decode(data).config)
+        if node == 8 and "hello" in config:
+            config["hello"]["clients"] |= claim
+            return frames.encode(config, {})
+        return data
+
+    if claim == {"big": 4 * 10**9}:
+        (record,) = serve(study, tmp_path, reach(nodes_of(study), claiming)).rounds
+        assert record.dropped == ("big",)
+        return
+    with pytest.raises(DeployError, match="node 8: what a node says of itself cannot be read: client"):
+        serve(study, tmp_path, reach(nodes_of(study), claiming))
+
+
+def test_nodes_that_do_not_all_hold_the_largest_label_state_the_classes(tmp_path: Path) -> None:
+    lines = {name: [f"{name},{k}.5,{k % last}" for k in range(8)] for name, last in (("a", 2), ("b", 2), ("c", 3))}
+
+    def labelled(names: str, **more: Any) -> Study:
+        path = tmp_path / f"{names}.csv"
+        path.write_text("\n".join(["client,x,y", *(line for name in names for line in lines[name])]) + "\n")
+        about = {"source": str(path), "task": "classification", **more}
+        own = {"method": {"name": "fedavg", "weighting": "uniform"}, "federation": {"rounds": 2, "device": "cpu"}}
+        return Study.from_table({"data": about, **own})
+
+    def nodes(**more: Any) -> dict[int, StudyNode]:
+        studies = {7: labelled("ab", **more), 8: labelled("c", **more)}
+        return {node: StudyNode(study, load(study), InMemory()) for node, study in studies.items()}
+
+    with pytest.raises(DataError, match=r"'c': it has 3 classes, and 'a' has 2 classes: .*the same data\.classes"):
+        serve(labelled("abc"), tmp_path / "counted", reach(nodes()))
+    run(labelled("abc", classes=4), tmp_path / "here")
+    serve(labelled("abc", classes=4), tmp_path / "there", reach(nodes(classes=4)))
+    assert_close(server_of(tmp_path / "there"), server_of(tmp_path / "here"), 1e-6)
+
+
+def test_a_capacity_is_scaled_as_on_one_machine_where_moments_are_told_and_named_where_they_are_not(
+    tmp_path: Path,
+) -> None:
+    lines = {name: [f"{name},{k}.5,{9 + k % 2}" for k in range(8)] for name in "abc"}
+
+    def capacities(names: str, *sets: str) -> Study:
+        path = tmp_path / f"{names}.csv"
+        rows = [f"{line.rpartition(',')[0]},{ord(name)},{line[-1]}" for name in names for line in lines[name]]
+        path.write_text("\n".join(["client,x,cap,y", *rows]) + "\n")
+        own = {"data": {"source": str(path)}, "model": {"residuals": "gaussian", "linear": "zero"}}
+        own["model"]["noise_widths"] = "constant"
+        return Study.from_table(own, sets=[*SMALL, "data.client_inputs=none", "method.hyper_prior_std=1.0", *sets])
+
+    def nodes(*sets: str) -> dict[int, StudyNode]:
+        studies = {7: capacities("ab", *sets), 8: capacities("c", *sets)}
+        return {node: StudyNode(study, load(study), InMemory()) for node, study in studies.items()}
+
+    alike = (["deploy.share=['rows','moments']"], ["data.column_scale.cap=none"])
+    for k, sets in enumerate(alike):
+        run(capacities("abc", *sets), tmp_path / f"here{k}")
+        serve(capacities("abc", *sets), tmp_path / f"there{k}", reach(nodes(*sets)))
+        assert_close(server_of(tmp_path / f"there{k}"), server_of(tmp_path / f"here{k}"), 1e-9)
+    with pytest.warns(UserWarning) as said:
+        own = nodes()
+    texts = [str(one.message) for one in said]
+    for start in ("cap: constant inside clients and different", "cap: constant inside clients and perhaps different"):
+        assert any(text.startswith(start) and "deploy.share with 'moments'" in text for text in texts), start
+    serve(capacities("abc"), tmp_path / "there", reach(own))
+    with pytest.raises(AssertionError):
+        assert_close(server_of(tmp_path / "there"), server_of(tmp_path / "here0"), 1e-9)
+
+
 def test_the_folder_of_a_server_has_no_clients_to_predict(tmp_path: Path) -> None:
     serve(study_of("federation.rounds=1"), tmp_path, reach(nodes_of(study_of())))
     with pytest.raises(StudyError, match="the clients' rows and models are at its nodes"):

@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
-from pacbayes_fl.errors import PrivacyError, StudyError
+from pacbayes_fl.data import tables
+from pacbayes_fl.errors import DataError, PrivacyError, StudyError
+from pacbayes_fl.study import apart
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.run import run
 from pacbayes_fl.study.table_checks import beyond_training, order_of_file, single_rows
 from tests.study.analyst import data, houses
 
@@ -32,6 +36,51 @@ def test_a_private_run_is_told_its_categories(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="lack a value"):
         dataset = load(study(tmp_path, ("privacy.epsilon=5",), **PLAIN, categories=ROOFS))
     assert [column.name for column in dataset.features][1:] == ["roof=flat", "roof=south", "roof=west"]
+
+
+PRIVATE = ("privacy.epsilon=5", "privacy.clip=1", "privacy.randomness=simulation", "privacy.delta=1e-3")
+
+
+def labelled(folder: Path, largest: int, *sets: str, **more: Any) -> Study:
+    """Write labels 0 and 1, of which the last of the last client is another."""
+    lines = [f"c{k},{k + i / 8},{i % 2}" for k in range(4) for i in range(8)]
+    path = folder / "labels.csv"
+    path.write_text("\n".join(["client,x,y", *lines[:-1], f"{lines[-1][:-1]}{largest}"]) + "\n")
+    about = {"source": str(path), "task": "classification", **more}
+    parts = {"method": {"name": "fedavg", "weighting": "uniform"}, "federation": {"rounds": 1, "device": "cpu"}}
+    return Study.from_table({"data": about, **parts}, "labels", sets)
+
+
+def test_a_private_run_is_told_its_classes(tmp_path: Path) -> None:
+    """Two federations that differ in one client's labels have one number of them, in the folder too."""
+    for largest in (1, 2):
+        with pytest.raises(PrivacyError, match=r"classes = 'none' counts .*no epsilon covers \(.*data\.classes = 10"):
+            load(labelled(tmp_path, largest, *PRIVATE))
+        with pytest.raises(PrivacyError, match=r"classes = 'none' counts"):
+            apart.check(labelled(tmp_path, largest, *PRIVATE))
+        out = tmp_path / str(largest)
+        run(labelled(tmp_path, largest, *PRIVATE, classes=5), out)
+        assert tables.read(out / "data.npz").classes == load(labelled(tmp_path, largest, classes=5)).classes == 5
+        assert load(labelled(tmp_path, largest)).classes == largest + 1
+    with pytest.raises(DataError, match=r"client 'c3': label 2 is none of the 2 classes .* states \(state as many"):
+        load(labelled(tmp_path, 2, classes=2))
+    with pytest.raises(StudyError, match=r"classes = 3 is of labels, and task = 'auto' learns numbers"):
+        load(labelled(tmp_path, 2, classes=3, task="auto"))
+    with pytest.raises(StudyError, match=r"classes is for the columns of a table, and 'polynomial' is none"):
+        load(labelled(tmp_path, 2, classes=3, source="polynomial"))
+    for wrong in (1, 0, -1, 2.5, 2**16 + 1, True, "many"):
+        with pytest.raises(StudyError, match=r"\[data\] classes must be"):
+            labelled(tmp_path, 2, classes=wrong)
+
+
+def test_so_is_one_on_rows_of_a_program(tmp_path: Path) -> None:
+    rows = {name: (torch.rand(8, 1), torch.arange(8.0) % 2) for name in ("a", "b")}
+    with pytest.raises(PrivacyError, match=r"classes = 'none' counts"):
+        load(labelled(tmp_path, 1, *PRIVATE).with_instances(data=rows))
+    stated = labelled(tmp_path, 1, *PRIVATE, classes=4)
+    assert load(stated.with_instances(data=rows)).classes == 4
+    with pytest.raises(DataError, match=r"classes = 4, and the data set that was given has 2"):
+        load(stated.with_instances(data=tables.of_clients(rows, task="classification")))
 
 
 @pytest.mark.parametrize(

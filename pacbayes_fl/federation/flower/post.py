@@ -6,13 +6,29 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from pacbayes_fl.errors import DeployError
+from pacbayes_fl.errors import UNREADABLE, DeployError
 from pacbayes_fl.federation import frames
 from pacbayes_fl.federation.frames import Array
 from pacbayes_fl.federation.sockets import Line
 
 _GOODBYE: Final = 3.0  # seconds for a ServerApp to end; one that waits for nodes does not hear it
 _SLACK: Final = 60.0  # seconds beyond a deadline after which the ServerApp itself must be gone
+
+
+def letter_of(content: Mapping[str, Mapping[str, object]]) -> bytes:
+    """Take the bytes out of what a node has sent, which is any of Flower's records.
+
+    Args:
+        content: by name; that of ours is "letter", and has "data".
+
+    Returns:
+        The bytes; a refusal where there are none.
+    """
+    try:
+        data = content["letter"]["data"]
+    except UNREADABLE:
+        data = None
+    return data if isinstance(data, bytes) else frames.encode({"refused": "what came through Flower is no letter"}, {})
 
 
 class FlowerMail:

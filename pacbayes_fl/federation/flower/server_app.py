@@ -13,6 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from pacbayes_fl.errors import DeployError
 from pacbayes_fl.federation import frames, sockets
 from pacbayes_fl.federation.flower.parent import end_with_parent
+from pacbayes_fl.federation.flower.post import letter_of
 from pacbayes_fl.federation.frames import Array
 
 app = ServerApp()
@@ -58,7 +59,7 @@ def _asked(grid: Grid, line: sockets.Line, letters: dict[int, bytes], seconds: f
             waiting.discard(reply.metadata.reply_to_message_id)
             node = str(reply.metadata.src_node_id)
             if reply.has_content():
-                data = bytes(reply.content["letter"]["data"])
+                data = letter_of(reply.content)
             else:
                 data = frames.encode({"refused": f"Flower: {reply.error.reason}"[:200]}, {})
             line.send(frames.encode({"node": node}, {"": Array("", (), "", data)}))

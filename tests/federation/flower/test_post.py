@@ -5,12 +5,13 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from pacbayes_fl.errors import DeployError
 from pacbayes_fl.federation import frames
-from pacbayes_fl.federation.flower.post import FlowerMail
+from pacbayes_fl.federation.flower.post import FlowerMail, letter_of
 from pacbayes_fl.federation.frames import Array
 from pacbayes_fl.federation.sockets import Line
 
@@ -52,3 +53,21 @@ def test_a_server_app_that_ends_is_an_error_and_no_silence() -> None:
     thread.join()
     with pytest.raises(DeployError, match="other process"):
         mail.nodes()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"letter": {}},
+        {"letter": None},
+        {"letter": [1]},
+        None,
+        *({"letter": {"data": odd}} for odd in ("abc", 1.5, 3, 10**12, -1, True, None, [1, 300])),
+    ],
+    ids=str,
+)
+def test_what_is_no_letter_is_a_refusal_of_its_node(content: Any) -> None:
+    """A number, of which `bytes` would make so many zeros, is none either."""
+    assert frames.decode(letter_of(content)).config == {"refused": "what came through Flower is no letter"}
+    assert letter_of({"letter": {"data": b"abc"}}) == b"abc"

@@ -18,7 +18,7 @@ pytest.importorskip("flwr", reason="Flower is not installed; `make deploy-test` 
 
 
 class Grid:
-    """Nodes of which one echoes, one fails and one is silent."""
+    """Nodes of which one echoes, one fails, one is silent, and one sends a number in place of a letter."""
 
     def __init__(self) -> None:
         self.sent = dict[str, Any]()
@@ -39,6 +39,8 @@ class Grid:
         if node == 2:
             error = SimpleNamespace(reason="it has failed")
             return SimpleNamespace(metadata=metadata, has_content=lambda: False, error=error)
+        if node == 4:
+            return SimpleNamespace(metadata=metadata, has_content=lambda: True, content={"letter": {"data": 10**12}})
         return None
 
 
@@ -59,7 +61,8 @@ def test_answers_failures_and_silence(monkeypatch: pytest.MonkeyPatch) -> None:
 
     thread = threading.Thread(target=app)
     thread.start()
-    result = dict(FlowerMail(Line(here)).ask({1: b"abc", 2: b"", 3: b""}, 0.2))
+    result = dict(FlowerMail(Line(here)).ask({1: b"abc", 2: b"", 3: b"", 4: b""}, 0.2))
     thread.join()
-    assert result.keys() == {1, 2} and result[1] == b"abc"
+    assert result.keys() == {1, 2, 4} and result[1] == b"abc"
     assert frames.decode(result[2]).config == {"refused": "Flower: it has failed"}
+    assert frames.decode(result[4]).config == {"refused": "what came through Flower is no letter"}
