@@ -135,6 +135,17 @@ def test_cells_cannot_start_a_formula() -> None:
     assert result.by_client() == {"=1+1": {"mean": [pytest.approx(1 / 3)], "round": 2}}
 
 
+def test_a_forecast_can_be_predicted_again(trained: run.Trained, tmp_path: Path) -> None:
+    """Numbers of columns that are passed through stay numbers, in whatever form they stood."""
+    lags = (" -0.5", "-.5", "-1e-1", "+.5", "-5.")
+    table = [{"client": "existing_0", "lag_1": lag, "wind": 1, "note": "-1.200,50"} for lag in lags]
+    first = forecast(trained, write_csv(tmp_path / "ask.csv", table))
+    first.save(tmp_path / "first.csv")
+    again = forecast(trained, tmp_path / "first.csv")
+    assert again.columns["lag_1"] == [*lags] and set(again.columns["note"]) == {"-1.200,50"}
+    assert torch.equal(again.predicted["mean"], first.predicted["mean"])
+
+
 def test_labels_of_images_and_tables_are_whole(tmp_path: Path) -> None:
     table = [row | {"y": float(k % 2)} for k, row in enumerate(rows())]
     study = on_csv(
