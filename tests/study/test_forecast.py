@@ -119,7 +119,7 @@ def test_predictions_that_are_no_numbers_are_refused_by_client_and_row(
 ) -> None:
     path = write_csv(tmp_path / "ask.csv", [{"client": f"existing_{k}", "wind": 1, "lag_1": 2} for k in (1, 0)])
     monkeypatch.setattr(NormalMixture, "mean", property(lambda self: self.means[:, 0] * torch.nan))
-    with pytest.raises(NumericalError, match="'existing_1': its prediction of row 0 of the table is not finite"):
+    with pytest.raises(NumericalError, match="'existing_1': its prediction of line 2 is not finite"):
         forecast(trained, path)
 
 
