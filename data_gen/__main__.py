@@ -48,12 +48,12 @@ def _add_options(sub: argparse.ArgumentParser, known: Generator) -> None:
 
 
 def _reader(kind: Any) -> Callable[[str], Any]:
-    """Give what reads a text as a value of a type; "none" and "all" are None where the type has it."""
+    """Give what reads a text as a value of a type; "None" and "all" are None where the type has it."""
     choices = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else ()
     inner = next((one for one in choices or (kind,) if one in (int, float)), str)
 
     def read(text: str) -> Any:
-        return None if type(None) in choices and text in ("all", "none") else inner(text)
+        return None if type(None) in choices and text.lower() in ("all", "none") else inner(text)
 
     read.__name__ = inner.__name__  # what argparse calls a value that it cannot read
     return read

@@ -15,7 +15,9 @@ from html import escape
 from typing import Final
 
 _FORMULA: Final = re.compile(r"(?:^|;)\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")  # ";" begins a cell where "," is a decimal
-_NUMBER: Final = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
+_NUMBER: Final = re.compile(  # as tables write it, decimals and thousands by either mark; or a gap that has a sign
+    r" *(?:-|-nan|[+-]?(?:\d[\d.,]*|[.,]\d+)(?:e[+-]?\d+)?) *", re.ASCII | re.IGNORECASE
+)
 _ESCAPE: Final = re.compile(r"\\(?:\\|[nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
 _DEVICES: Final = re.compile(
     r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]) *(\..*)?", re.IGNORECASE | re.DOTALL
@@ -101,9 +103,10 @@ def padded(text: str, columns: int) -> str:
 def to_cell(text: str) -> str:
     """Write a name as the text of a CSV cell: no spreadsheet takes it for a formula, no terminal for a command.
 
-    A name that could be either (it starts with =, +, - or @ and is no number, or holds what does not print) gets an
-    apostrophe in front, which spreadsheets know as the mark of text, and escapes as of `printable` with doubled
-    backslashes. So does a name that starts with an apostrophe itself, so that every name has a cell of its own.
+    A name that could be either (it starts with =, +, - or @ and is neither a number nor the mark of a gap, or holds
+    what does not print) gets an apostrophe in front, which spreadsheets know as the mark of text, and escapes as of
+    `printable` with doubled backslashes. So does a name that starts with an apostrophe itself, so that every name has a
+    cell of its own.
 
     Args:
         text: the name.

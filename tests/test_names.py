@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import tomllib
 import unicodedata
 from pathlib import Path
@@ -13,10 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pacbayes_fl.data.cells import GAPS
 from pacbayes_fl.names import from_cell, in_json, padded, printable, shortened, to_cell, to_drawing, to_folder, width
 from pacbayes_fl.settings import to_toml
 from tests.hostile import NAMES, STEERING
 
+NUMERIC = {*"+-.,eEnaNA 0123456789"}
 TEXT = st.text(max_size=30) | st.sampled_from(sorted(NAMES.values()))
 PLAIN = ("polynomial", "pv-ew-150", "house_07", "pac-pfl rate=0.1", "pac-pfl mean_widths=[4, 2]", "Zürich", "-5")
 
@@ -60,8 +63,21 @@ def test_cells_read_back_and_are_no_formulas(names: list[str]) -> None:
     (read,) = csv.reader(io.StringIO(file.getvalue()))
     assert [from_cell(cell) for cell in read] == names
     for cell in read:
-        assert cell[:1] not in tuple("=+-@\t\r\uff1d\uff0b\uff0d\uff20") or float(cell) < float("inf")
+        assert cell.lstrip()[:1] not in tuple("=+-@\t\r\uff1d\uff0b\uff0d\uff20") or set(cell) <= NUMERIC
         assert ";=" not in cell.replace(" ", "")
+
+
+@given(
+    st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(("{!r}", "{:f}", "{:,.2f}", "{:+.3e}", "{:.0f}."))
+)
+def test_a_number_stays_a_number_however_a_table_writes_it(number: float, form: str) -> None:
+    text = form.format(number)
+    swapped = text.translate(str.maketrans(".,", ",."))
+    for one in (text, swapped, f" {text}", f"{text} ", re.sub(r"^-0\.(?=\d)", "-.", text)):
+        assert to_cell(one) == one
+        for more in ("+cmd|' /C calc'!A0", "\t", ";=1+1", "+1", "(1)"):
+            assert to_cell(one + more).startswith("'") or not one.lstrip().startswith(("-", "+"))
+    assert all(to_cell(gap) == gap for gap in (*GAPS, " - ", "-NaN"))
 
 
 @given(TEXT, TEXT)

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from textwrap import wrap
 
-from pacbayes_fl.cli.arguments import AddCommand, json_option, sets_option
+from pacbayes_fl.cli.arguments import AddCommand, columns_options, json_option, sets_option
 from pacbayes_fl.cli.layout import room
 from pacbayes_fl.cli.output import say
 
@@ -27,10 +27,8 @@ def arguments(command: AddCommand) -> None:
     )
     sub.add_argument("data", type=Path, metavar="FILE", help="table to look at, CSV or Parquet")
     sub.add_argument("--study", metavar="STUDY", help="whose [data] says what the columns are (default: a guess)")
-    sub.add_argument("--method", default="pac-pfl", metavar="NAME", help="whose round is timed (default: %(default)s)")
-    sub.add_argument("--client", metavar="COLUMN", help="names of clients (default: client, or the only texts)")
-    sub.add_argument("--target", metavar="COLUMN", help="what is predicted (default: y, or the last column)")
-    sub.add_argument("--time", metavar="COLUMN", help="times of the rows (default: the first column of dates)")
+    sub.add_argument("--method", metavar="NAME", help="whose round is timed (default: the study's, or pac-pfl)")
+    columns_options(sub)
     sets_option(sub, "data.missing=drop")
     sub.add_argument("--no-cost", action="store_true", help="do not time a round")
     json_option(sub, "lines", "findings", "refused", "cost")
@@ -43,19 +41,19 @@ def act(options: argparse.Namespace) -> None:
         options: as parsed.
     """
     from pacbayes_fl.study.file import Study
-    from pacbayes_fl.study.init import look
+    from pacbayes_fl.study.init import look, roles
     from pacbayes_fl.study.table_check import check, study_of
 
     if options.study is None:
         columns = look(options.data, options.client, options.target, options.time)
-        study = study_of(options.data, columns, options.method, options.sets)
-        time = f", times {columns.time!r}" if columns.time is not None else ""
-        head = [f"columns: clients {columns.client!r}, target {columns.target!r}{time}; all others are features"]
+        study = study_of(options.data, columns, options.method or "pac-pfl", options.sets)
+        head, remarks = [roles(study)], columns.remarks if study.data.features == columns.features else ()
     else:
         given = {"data.client": options.client, "data.target": options.target, "data.time": options.time}
+        given["method.name"] = options.method
         named = [f"{key}={value}" for key, value in given.items() if value is not None]
-        study, head = Study.from_toml(options.study, [*options.sets, *named]), []
-    result = check(options.data, study, not options.no_cost)
+        study, head, remarks = Study.from_toml(options.study, [*options.sets, *named]), [], ()
+    result = check(options.data, study, not options.no_cost, remarks)
     if options.json:
         print(json.dumps(result.to_json()))
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pacbayes_fl.cli.arguments import AddCommand
+from pacbayes_fl.cli.arguments import AddCommand, columns_options
 from pacbayes_fl.cli.output import say
 from pacbayes_fl.names import to_folder
 
@@ -25,9 +25,7 @@ def arguments(command: AddCommand) -> None:
     )
     sub.add_argument("--data", type=Path, required=True, metavar="FILE", help="table to look at, CSV or Parquet")
     sub.add_argument("--method", default="pac-pfl", metavar="NAME", help="see `list methods` (default: %(default)s)")
-    sub.add_argument("--client", metavar="COLUMN", help="names of clients (default: client, or the only texts)")
-    sub.add_argument("--target", metavar="COLUMN", help="what is predicted (default: y, or the last column of numbers)")
-    sub.add_argument("--time", metavar="COLUMN", help="times of the rows (default: the first column of dates)")
+    columns_options(sub)
     sub.add_argument("--out", type=Path, metavar="FILE", help="study to write, new (default: the data's name, .toml)")
 
 
@@ -37,17 +35,12 @@ def act(options: argparse.Namespace) -> None:
     Args:
         options: as parsed.
     """
-    from pacbayes_fl.study.init import look, write
+    from pacbayes_fl.study.init import look, roles, write
 
     out = options.out or Path(f"{to_folder(options.data.stem)}.toml")
     columns = look(options.data, options.client, options.target, options.time)
     study = write(options.data, options.method, out, columns)
-    task = "labels" if study.data.task == "classification" else "numbers"
-    time = f", times {columns.time!r}" if columns.time is not None else ""
-    features = f"features: {', '.join(columns.features)}" if columns.features else "all others are features"
-    words = f"; words: {', '.join(columns.categorical)}" if columns.categorical else ""
-    gaps = "; rows that lack a value are left out" if columns.gaps else ""
-    say(f"clients: column {columns.client!r}; target {columns.target!r}, {task}{time}; {features}{words}{gaps}")
+    say(roles(study))
     for remark in columns.remarks:
         say(remark)
     say(f"study: {out}")

@@ -90,8 +90,7 @@ def _search(options: argparse.Namespace, names: Sequence[str], sets: Sequence[st
     from pacbayes_fl.study.search import tune
     from pacbayes_fl.study.search.trials import Trials
 
-    numbers = (options.folds, options.seed or 0, options.score)
-    asked = tune.asked(options.study, names, *numbers, sets, options.budget)
+    asked = tune.asked(options.study, names, options.folds, options.score, sets, options.budget)
     log = Trials(out.with_suffix(".search.json"), asked, options.resume)
     options.stopped = "go on with --resume" if len(log) else "no method was finished"
     chosen: dict[str, Trial] = {}
@@ -108,7 +107,8 @@ def _search(options: argparse.Namespace, names: Sequence[str], sets: Sequence[st
 
     try:
         for name in names:
-            chosen[name], every[name] = tune.tune(options.study, name, options.budget, *numbers, sets, on_event, log)
+            limits = {"budget": options.budget, "folds": options.folds, "score": options.score}
+            chosen[name], every[name] = tune.tune(options.study, name, **limits, sets=sets, on_trial=on_event, log=log)
             _write_tuned(options, chosen, every, out)  # now: a later method may fail or be stopped
             written, options.stopped = True, f"the methods that were finished are in {out}; go on with --resume"
             if not options.json:

@@ -40,10 +40,12 @@ def read(path: Path) -> tuple[dict[str, list[Any]], list[str]]:
             stream.seek(0)
             reader = csv.reader(stream, delimiter=separator)
             names = distinct(path, next(reader, []))
+            end = reader.line_num
             for row in reader:
+                start, end = end + 1, reader.line_num  # a value in quotes may hold line breaks
                 if not row:
                     continue
-                places.append(f"line {reader.line_num}")
+                places.append(f"line {start}")
                 if len(row) != len(names):  # which pandas would fill up in silence
                     which = {",": "comma", ";": "semicolon", "\t": "tab"}[separator]
                     hint = f"is a {which} missing or one too many?"

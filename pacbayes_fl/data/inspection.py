@@ -107,7 +107,7 @@ def _lengths(dataset: Dataset, rows: Mapping[str, _Rows]) -> Iterator[Finding]:
 
 
 def _gaps(rows: Mapping[str, _Rows], kind: str) -> Iterator[Finding]:
-    count, longest = dict[str, float](), (0.0, "", "", "")
+    count, longest, plain = dict[str, float](), (0.0, "", "", ""), kind in ("number", "")
     for name, one in rows.items():
         if one.times is None or len(one.times) < 3:
             continue
@@ -120,7 +120,7 @@ def _gaps(rows: Mapping[str, _Rows], kind: str) -> Iterator[Finding]:
             count[name] = number
             at = int(step.argmax())
             if float(step[at]) > longest[0]:
-                longest = float(step[at]), name, _moment(one.times[at]), _length(step[at], usual)
+                longest = float(step[at]), name, _moment(one.times[at], plain), _length(step[at], usual, plain)
     if count:
         of = listed([f"{name} {int(number)}" for name, number in _largest(count)])
         text = f"{_count(int(sum(count.values())), 'gap')} in time: {of}; the longest, {longest[3]}, of {longest[1]}"
@@ -135,22 +135,20 @@ def _largest(count: Mapping[str, float]) -> list[tuple[str, float]]:
     return sorted(count.items(), key=lambda one: -one[1])
 
 
-def _moment(time: np.generic) -> str:
-    """Write a time: microseconds since 1970 where they can be one of a date, numbers as they are."""
-    if isinstance(time, np.integer) and abs(int(time)) > 10**12:
-        return str(np.datetime64(int(time), "us").astype("datetime64[s]"))
-    return f"{float(time):g}"
+def _moment(time: np.generic, plain: bool) -> str:
+    """Write a time: a plain number, or microseconds since 1970."""
+    return str(time.item()) if plain else str(np.datetime64(int(time), "us").astype("datetime64[s]"))
 
 
-def _length(step: np.generic, usual: np.generic) -> str:
-    """Write a length of time, where it is one of microseconds, or how many usual steps it has."""
-    if isinstance(step, np.integer) and int(usual) >= 10**6:
-        seconds = int(step) / 10**6
-        for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-            if seconds >= 2 * size:
-                return f"{seconds / size:.3g} {unit}"
-        return f"{seconds:.3g} seconds"
-    return f"{float(step) / float(usual):.3g} steps"
+def _length(step: np.generic, usual: np.generic, plain: bool) -> str:
+    """Write a length of time: how many usual steps it has, where times are plain numbers, or in a unit."""
+    if plain:
+        return f"{float(step) / float(usual):.3g} steps"
+    seconds = int(step) / 10**6
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} seconds"
 
 
 def _repeats(dataset: Dataset, rows: Mapping[str, _Rows], near: float, allowed: bool) -> Iterator[Finding]:

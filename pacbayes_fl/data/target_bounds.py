@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,7 +12,15 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError
 
+Place = Callable[[str, int], str]
+"""Says of a client's name and the position of one of its rows where that stands, such as "line 4"."""
+
 _HINT = "data.lower_bound and data.upper_bound are those of all rows"
+
+
+def row_number(_: str, row: int) -> str:
+    """Name a row that stands in no table by its number among its client's, from 0."""
+    return f"row {row}"
 
 
 class Bounds(NamedTuple):
@@ -51,18 +59,19 @@ class Bounds(NamedTuple):
         low, high = torch.broadcast_tensors(*ends)
         return low, high
 
-    def check(self, batch: ClientBatch) -> None:
+    def check(self, batch: ClientBatch, place: Place = row_number) -> None:
         """Refuse targets beyond the bounds, which predictions say are impossible.
 
         Args:
             batch: rows in the data's own units.
+            place: what to call a client's row.
 
         Raises:
             DataError: naming the first client that has one, and the range of its targets or, of bounds by row, the row.
         """
         low, high = self.ends(batch.x)
         for name, x, mask in zip(batch.names, batch.x, batch.mask, strict=True):
-            self.check_rows(name, x[mask])
+            self.check_rows(name, x[mask], place)
         beyond = batch.mask & ((batch.y < low) | (batch.y > high))
         if not bool(beyond.any()):
             return
@@ -74,15 +83,16 @@ class Bounds(NamedTuple):
                 f"{what}, beyond the bounds [{self.low:g}, {self.high:g}]", client=batch.names[k], hint=_HINT
             )
         own, least, most = (float(values[k, row]) for values in (batch.y, low, high))
-        what = f"has a target of {own:g}, beyond its row's bounds [{least:g}, {most:g}] (row {row})"
+        what = f"has a target of {own:g}, beyond its row's bounds [{least:g}, {most:g}] ({place(batch.names[k], row)})"
         raise DataError(what, client=batch.names[k], hint=_HINT)
 
-    def check_rows(self, client: str, x: Tensor) -> None:
+    def check_rows(self, client: str, x: Tensor, place: Place = row_number) -> None:
         """Refuse rows whose bounds are not in order; what is missing is not looked at.
 
         Args:
             client: whose rows they are.
             x: in the data's own units [m, d].
+            place: what to call a client's row.
 
         Raises:
             DataError: naming the client and the first such row.
@@ -93,8 +103,10 @@ class Bounds(NamedTuple):
         bad = (low >= high).nonzero()
         if len(bad):
             row = int(bad[0])
-            what = f"its bounds are {float(low[row]):g} and {float(high[row]):g} in row {row}, the lower not below the"
-            raise DataError(f"{what} upper", client=client, hint="drop such rows, whose target is known")
+            what = f"its bounds are {float(low[row]):g} and {float(high[row]):g} in {place(client, row)}"
+            raise DataError(
+                f"{what}, the lower not below the upper", client=client, hint="drop such rows, whose target is known"
+            )
 
     def words(self, columns: Sequence[str]) -> str:
         """Say where targets end.

@@ -46,6 +46,8 @@ class Table(NamedTuple):
         left_out: client -> number of rows that were left out, by the feature that they lack.
         made_of: the features as the layout has them.
         unclear: name -> bool [m], rows whose local time is none or two, and which lack all features; None without any.
+        places: where each row of the file stands, such as "line 4"; none of a table that is no file.
+        rows: name -> positions [m] of its rows in the file; None of a table that is no file.
     """
 
     clients: dict[str, tuple[Tensor, Tensor]]
@@ -59,6 +61,12 @@ class Table(NamedTuple):
     left_out: Mapping[str, Mapping[str, int]] = _NONE
     made_of: tuple[Feature, ...] = ()
     unclear: Mapping[str, Tensor] | None = None
+    places: Sequence[str] = ()
+    rows: Mapping[str, Tensor] | None = None
+
+    def place(self, client: str, row: int) -> str:
+        """Say where a client's row stands in the file, or which it is."""
+        return f"row {row}" if self.rows is None else self.places[int(self.rows[client][row])]
 
     def select(self, rows: Mapping[str, Tensor]) -> Table:
         """Take rows of every client.
@@ -74,8 +82,8 @@ class Table(NamedTuple):
             return None if own is None else {name: own[name][rows[name]] for name in self.clients}
 
         clients = {name: (x[rows[name]], y[rows[name]]) for name, (x, y) in self.clients.items()}
-        split, times, unclear = (taken(own) for own in (self.split, self.times, self.unclear))
-        return self._replace(clients=clients, split=split, times=times, unclear=unclear)
+        split, times, unclear, own = (taken(one) for one in (self.split, self.times, self.unclear, self.rows))
+        return self._replace(clients=clients, split=split, times=times, unclear=unclear, rows=own)
 
     def gaps(self, client: str) -> Tensor:
         """Find what rows of a client lack: whether a clear time, and which features, bool [m, 1 + d]."""
@@ -162,7 +170,8 @@ def read_table(
     by_time = None if when is None else {name: torch.from_numpy(when[rows]) for name, rows in owned.items()}
     dark = {name: torch.from_numpy(unclear[rows]) for name, rows in owned.items()} if unclear.any() else None
     table = Table(clients, result.names, split, tuple(new), by_time, kind, result.words, result.history)
-    return table._replace(made_of=wanted, unclear=dark)
+    stand = {name: torch.from_numpy(rows) for name, rows in owned.items()}
+    return table._replace(made_of=wanted, unclear=dark, places=places, rows=stand)
 
 
 def _empty(path: Path, columns: Mapping[str, Sequence[object]], layout: Layout) -> list[str]:
@@ -311,7 +320,7 @@ def _read_parquet(path: Path) -> tuple[dict[str, list[Any]], list[str]]:
         memory.require(_PER_CELL * cells, f"{path} of {cells} cells, read,", "keep fewer rows or columns", DataError)
         table = parquet.read_table(path)
         names = csv_text.distinct(path, table.column_names)
-        return {name: table[name].to_pylist() for name in names}, [f"row {i}" for i in range(table.num_rows)]
+        return {name: table[name].to_pylist() for name in names}, [f"row {i + 1}" for i in range(table.num_rows)]
     except DataError:
         raise
     except Exception as error:  # whatever pyarrow meets in a damaged file

@@ -183,9 +183,8 @@ def text(value: float, step: float) -> str:
     """
     if abs(value) < step * 1e-6:
         return "0"
+    place = math.floor(math.log10(step) + 1e-9)
+    last = place - (round(step / 10.0**place, 6) % 1 > 0)  # a step of 2.5 has a digit more
     if not 1e-4 <= max(abs(value), step) < 1e6:
-        digits = max(0, math.floor(math.log10(abs(value))) - math.floor(math.log10(step) + 1e-9))
-        return f"{value:.{min(digits + 1, 12)}g}"
-    digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    digits += round(step * 10**digits, 6) != int(round(step * 10**digits, 6))  # a step of 2.5
-    return f"{value:.{digits}f}"
+        return f"{value:.{math.floor(math.log10(abs(value)) + 1e-9) - last + 1}g}"
+    return f"{value:.{max(0, -last)}f}"

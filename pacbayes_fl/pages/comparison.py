@@ -256,9 +256,9 @@ def _cost(results: Sequence[Result], methods: Sequence[str], sizes: dict[str, in
         rows.append(
             (
                 method,
-                "–".join(map(str, counts)) or "0",
+                ", ".join(map(str, counts)),
                 number(float(np.mean(seconds)), 3),
-                number(float(np.mean(seconds)) / max(1, counts[-1]), 3),
+                number(sum(seconds) / max(1, sum(len(one.rounds) for one in runs)), 3),
                 _bytes(sizes.get(method)),
                 _bytes(float(np.mean(known)) if known else None),
             )

@@ -12,14 +12,13 @@ from pacbayes_fl.pages import axis
 from pacbayes_fl.pages.axis import Array
 from pacbayes_fl.pages.chart import Chart
 from pacbayes_fl.pages.markup import Element
-from pacbayes_fl.results.moments import Moments, array, of_group
+from pacbayes_fl.results.moments import Moments, array, drawn_before, of_group
 from pacbayes_fl.results.recorded import with_unit
 from pacbayes_fl.results.records import Result
 
 _ROWS: Final = 24_000  # of all drawings of a page together, which keeps it below 3 MB
 _MOST, _LEAST = 400, 24  # of one drawing
 _DRAWN: Final = 600  # clients of a page
-_BEFORE: Final = 12  # usual steps before the test rows, in which training rows are drawn however few these are
 _NAME: Final = 60
 _WIDE: Final = 4.0  # spreads of the targets that intervals may reach beyond them on the axis
 
@@ -131,7 +130,7 @@ def forecast(result: Result, rows: Rows, at: int, name: str, most: int) -> Eleme
     x_train, y_train = moments.train[at, own], rows.train[at, own]
     if moments.kind == "order":
         x_train = np.arange(-own.size, 0.0)
-    near = _near(x_train, x) if moments.series else np.ones(own.size, dtype=bool)
+    near = drawn_before(x_train, x) if moments.series else np.ones(own.size, dtype=bool)
     x_train, y_train = x_train[near][-most:], y_train[near][-most:]
     points = np.concatenate([y, y_train, mean[np.isfinite(mean)]])
     spread = max(float(np.ptp(points)), 1e-12)
@@ -162,17 +161,6 @@ def forecast(result: Result, rows: Rows, at: int, name: str, most: int) -> Eleme
     if beyond:
         chart.note(f"The interval of {beyond} rows reaches beyond the axis.")
     return chart.figure()
-
-
-def _near(train: Array, test: Array) -> npt.NDArray[np.bool_]:
-    """Tell which training rows [n] are drawn before test rows: half as far back as these reach, or some steps."""
-    own = np.unique(np.concatenate([train, test]))
-    if test.min() == test.max():  # a single moment, which nothing far away can squash
-        least = float(np.sort(train)[-_BEFORE:].min(initial=test.max()))
-    else:
-        least = float(test.min()) - max(float(np.ptp(test)) / 2, _BEFORE * float(np.median(np.diff(own))))
-    near: npt.NDArray[np.bool_] = train >= least
-    return near
 
 
 def _broken(gaps: npt.NDArray[np.bool_], *lines: Array) -> list[Array]:

@@ -22,7 +22,7 @@ from pacbayes_fl.plots.style import (
     target_label,
 )
 from pacbayes_fl.results.client_rows import GROUPS
-from pacbayes_fl.results.moments import of_group
+from pacbayes_fl.results.moments import drawn_before, of_group
 from pacbayes_fl.results.records import Result
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def predictive_bands(result: Result, clients: Sequence[str] | None = None, rows:
                 axis.axvline(-0.5, color=FAINT, linewidth=0.8, zorder=1)
             label = "row (training before 0, test from 0)" if known.kind == "order" else known.label
             if known.kind == "clock":
-                near = x_train >= x_test.min() - np.ptp(x_test) / 2
+                near = drawn_before(x_train, x_test)
                 x_train, train, x_test = x_train[near] / _DAY, train[near], x_test / _DAY
                 _by_clock(axis, known.zone)
             _bands(axis, x_train, train, x_test, test, GROUP_COLOURS[group])

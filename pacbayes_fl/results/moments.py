@@ -17,6 +17,7 @@ from pacbayes_fl.results.records import Result
 Array = npt.NDArray[np.float64]
 Kind = Literal["clock", "number", "feature", "order"]
 _HOUR: Final = 3600.0
+_BEFORE: Final = 12  # usual steps before the test rows, in which training rows are drawn however few these are
 _GAP: Final = 3.0  # usual steps between rows, from which on a line is broken
 
 
@@ -103,6 +104,25 @@ def of_group(result: Result, group: str) -> Moments | None:
     order = [np.broadcast_to(np.arange(x.shape[1], dtype=np.float64), x.shape[:2]) for x in (x_train, x_test)]
     label = "test row, in the order of the table (no column of times was named)"
     return Moments("order", label, order[0] - x_train.shape[1], order[1])
+
+
+def drawn_before(train: Array, test: Array) -> npt.NDArray[np.bool_]:
+    """Tell which training rows are drawn before test rows: half as far back as these reach, or some steps.
+
+    Args:
+        train: moments of the training rows [N].
+        test: of the test rows that are drawn [M], at least one.
+
+    Returns:
+        Which are [N].
+    """
+    if test.min() == test.max():  # a single moment, which nothing far away can squash
+        least = float(np.sort(train)[-_BEFORE:].min(initial=test.max()))
+    else:
+        steps = np.diff(np.unique(np.concatenate([train, test])))
+        least = float(test.min()) - max(float(np.ptp(test)) / 2, _BEFORE * float(np.median(steps)))
+    result: npt.NDArray[np.bool_] = train >= least
+    return result
 
 
 def _timed(said: JsonMapping, train: Array, test: Array) -> Moments:

@@ -25,6 +25,7 @@ from pacbayes_fl.data.client_blocks import by_block
 from pacbayes_fl.data.layout import Layout, span
 from pacbayes_fl.data.scaling import Scaling, Shared
 from pacbayes_fl.data.summaries import summary_inputs, with_inputs
+from pacbayes_fl.data.target_bounds import Place, row_number
 from pacbayes_fl.errors import UNREADABLE, DataError, PrivacyError, StudyError, caller_stacklevel
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.study import sources
@@ -241,12 +242,13 @@ def scale(
     return ScaledGroup(scaled[0], scaled[1], own, units, used, shared, validation, inputs)
 
 
-def check_targets(batch: ClientBatch, shared: Shared) -> None:
+def check_targets(batch: ClientBatch, shared: Shared, place: Place = row_number) -> None:
     """Refuse targets beyond the bounds, which predictions say are impossible, and those that have no transform.
 
     Args:
         batch: rows in the data's own units.
         shared: has the bounds and the transform, if there are any.
+        place: what to call a client's row.
 
     Raises:
         DataError: naming the first client that has one, and the range of its targets, or the target; or a row whose
@@ -255,7 +257,7 @@ def check_targets(batch: ClientBatch, shared: Shared) -> None:
     if shared.transform is not None:
         shared.transform.check(batch)
     if shared.bounds is not None:
-        shared.bounds.check(batch)
+        shared.bounds.check(batch, place)
 
 
 def _scaled_rows(

@@ -223,7 +223,7 @@ def forecast(
         DataError: when a client that is named, or every one of the table, is not known, one that is named has no rows,
             or a column is missing.
         StudyError: when a quantile is no level.
-        NumericalError: when a prediction is not finite, naming its client and row.
+        NumericalError: when a prediction is not finite, naming its client and place.
 
     Example:
         >>> import pacbayes_fl as fl
@@ -249,7 +249,8 @@ def forecast(
     predicted = {column: numbers[kept] for column, numbers in predicted.items()}
     owners = [asked.owners[row] for row in kept]
     blank = torch.tensor([row in asked.blank for row in kept], dtype=torch.bool)
-    _require_finite({column: numbers.masked_fill(blank, 0.0) for column, numbers in predicted.items()}, owners, kept)
+    finite = {column: numbers.masked_fill(blank, 0.0) for column, numbers in predicted.items()}
+    _require_finite(finite, owners, [asked.places[row] for row in kept])
     if "label" in predicted and not asked.blank:
         predicted["label"] = predicted["label"].long()
     if asked.blank:
@@ -282,6 +283,7 @@ class _Asked(NamedTuple):
         columns: as they stand there.
         owners: whose each row is.
         features: x [m, *feature] of every client.
+        places: where each row stands, such as "line 4".
         blank: rows that lack a feature, or whose client the run does not know.
     """
 
@@ -289,6 +291,7 @@ class _Asked(NamedTuple):
     columns: dict[str, list[object]]
     owners: list[str]
     features: dict[str, Tensor]
+    places: Sequence[str]
     blank: frozenset[int] = frozenset()
 
     def rows(self, clients: Sequence[str]) -> dict[str, list[int]]:
@@ -311,8 +314,10 @@ def _read(
         columns = image_columns(path, brought)
         known_ones = taken(trained, path, images, clients)
         blank = {row for row, owner in enumerate(owners) if owner not in known_ones}
-        return _Asked(path, columns, owners, {name: x for name, (x, _) in images.items()}, frozenset(blank))
-    columns, _ = read = user_tables.read_columns(path)
+        return _Asked(
+            path, columns, owners, {name: x for name, (x, _) in images.items()}, brought.where, frozenset(blank)
+        )
+    columns, places = read = user_tables.read_columns(path)
     past = past_of(known, later, default)
     own = known.study.data, schema
     groups = [*trained.groups.values()]
@@ -335,7 +340,7 @@ def _read(
         what = f"{len(blank)} rows lack a value and have no prediction: {listed(said)}"
         warnings.warn(user_rows.with_lags(what), stacklevel=caller_stacklevel())
     blank |= {row for row, owner in enumerate(owners) if owner not in known_ones}
-    return _Asked(path, columns, owners, features, frozenset(blank))
+    return _Asked(path, columns, owners, features, places, frozenset(blank))
 
 
 def image_columns(path: Path, brought: user_images.Brought) -> dict[str, list[object]]:
@@ -403,7 +408,7 @@ def all_answers(
         yield index, (top.indices, top.values, torch.special.entr(probs).sum(-1), *probs.unbind(-1))
 
 
-def _require_finite(predicted: Mapping[str, Tensor], owners: Sequence[str], rows: Sequence[int]) -> None:
+def _require_finite(predicted: Mapping[str, Tensor], owners: Sequence[str], places: Sequence[str]) -> None:
     """Refuse predictions that are no numbers, by the first client and row."""
     bad = ~torch.stack([values.isfinite() for values in predicted.values()]).all(0)
     if not bool(bad.any()):
@@ -411,6 +416,6 @@ def _require_finite(predicted: Mapping[str, Tensor], owners: Sequence[str], rows
     first = int(bad.nonzero()[0])
     values = ", ".join(f"{name} {float(numbers[first]):g}" for name, numbers in predicted.items())
     others = ", ".join(dict.fromkeys(owner for owner, no in zip(owners, bad.tolist(), strict=True) if no))
-    what = f"its prediction of row {rows[first]} of the table is not finite ({values}); rows of {others} are not"
+    what = f"its prediction of {places[first]} is not finite ({values}); rows of {others} are not"
     hint = "look at its rows: one may be far outside of what the run was trained on"
     raise NumericalError(what, client=owners[first], hint=hint)

@@ -78,7 +78,8 @@ def look(path: Path, client: str | None = None, target: str | None = None, time:
         if given is not None and given not in columns:
             raise StudyError(f"{path} has no column {shown(given)}", hint=settings.nearest(given, columns))
     known = ("split", "group", client, target, time)
-    free = {name: values for name, values in columns.items() if name not in known and not cells.is_empty(values)}
+    empty = [name for name, values in columns.items() if name not in known and cells.is_empty(values)]
+    free = {name: values for name, values in columns.items() if name not in (*known, *empty)}
     if time is None:
         time = next((name for name, values in free.items() if name != "client" and _dates(values)), None)
         free.pop(time or "", None)
@@ -103,7 +104,8 @@ def look(path: Path, client: str | None = None, target: str | None = None, time:
     used = tuple(name for name, own in words.items() if not own or name in categorical)
     gaps = any(cells.is_gap(value) for name in (target, *used) for value in columns[name])
     remarks += [f"column {name!r} is left out: {_why(free[name], where)}" for name in free if name not in used]
-    features = used if len(used) < len(free) else ()
+    remarks += [f"column {name!r} is left out: it holds no value" for name in empty]
+    features = used if len(used) < len(free) + len(empty) else ()
     return Columns(client, target, time, labels, categorical, features, gaps, tuple(remarks))
 
 
@@ -164,6 +166,24 @@ def _dates(values: Sequence[object]) -> bool:
     return bool(result) and all(one is not None and one.kind != "number" for one in result)
 
 
+def roles(study: Study) -> str:
+    """Say in a line what a study of a table takes its columns for.
+
+    Args:
+        study: of a table.
+
+    Returns:
+        Such as "clients: column 'client'; target 'y', numbers; all others are features".
+    """
+    data = study.data
+    task = "labels" if data.task == "classification" else "numbers"
+    time = f", times {data.time!r}" if data.time is not None else ""
+    features = f"features: {', '.join(data.features)}" if data.features else "all others are features"
+    words = f"; words: {', '.join(data.categorical)}" if data.categorical else ""
+    gaps = "; rows that lack a value are left out" if data.missing == "drop" else ""
+    return f"clients: column {data.client!r}; target {data.target!r}, {task}{time}; {features}{words}{gaps}"
+
+
 def write(data: Path, method: str, out: Path, columns: Columns) -> Study:
     """Write a commented study of a table, after a look at whether it can run.
 
@@ -182,8 +202,8 @@ def write(data: Path, method: str, out: Path, columns: Columns) -> Study:
     """
     if os.path.lexists(out):
         raise StudyError(f"{out} is there already: nothing is written over", hint="choose another --out")
-    table = _table(data, method, out, columns)
-    study = Study.from_table(settings.merge(table, {"data": {"source": str(data.resolve())}}), str(out))
+    table = values_of(data, columns, method) | {"name": out.stem}
+    study = Study.from_table(table, str(out))
     dataset = load(study)
     check.check(study, dataset)
     clients = sum(len(group.train.names) for group in dataset.groups.values())
@@ -194,16 +214,26 @@ def write(data: Path, method: str, out: Path, columns: Columns) -> Study:
         head.append("The targets could be labels of classes, which methods on networks learn, such as pfedbayes.")
     head += [f"{remark[0].upper()}{remark[1:]}." for remark in columns.remarks]
     head.append("Lines that begin with # and a name are options at their defaults: take the # away to change one.")
-    text = "\n".join([*_comments(head), *_lines(study, table)]) + "\n"
+    source = Path(os.path.relpath(data.resolve(), out.resolve().parent)).as_posix()
+    written = settings.merge(table, {"data": {"source": source}})
+    text = "\n".join([*_comments(head), *_lines(study, written)]) + "\n"
     with out.open("x", encoding="utf-8") as file:
         file.write(text)
     return study
 
 
-def _table(data: Path, method: str, out: Path, columns: Columns) -> JsonTable:
-    """Give the values that the study does not leave at their defaults."""
-    source = Path(os.path.relpath(data.resolve(), out.resolve().parent)).as_posix()
-    part: JsonTable = {"source": source, "client": columns.client, "target": columns.target}
+def values_of(data: Path, columns: Columns, method: str) -> JsonTable:
+    """Give the values that the study of a table does not leave at their defaults.
+
+    Args:
+        data: the table.
+        columns: of the table.
+        method: name of a method.
+
+    Returns:
+        A study, named after the table.
+    """
+    part: JsonTable = {"source": str(data.resolve()), "client": columns.client, "target": columns.target}
     if columns.time is not None:
         part["time"] = columns.time
     if columns.features:
@@ -216,7 +246,7 @@ def _table(data: Path, method: str, out: Path, columns: Columns) -> JsonTable:
     if columns.labels and recipe is not None and "classification" in recipe.learns:
         part["task"] = "classification"
     private = {"epsilon": settings.NONE}  # which a table [privacy] has to say
-    return {"name": out.stem, "data": part, "method": {"name": method}, "privacy": private}
+    return {"name": data.stem, "data": part, "method": {"name": method}, "privacy": private}
 
 
 def _lines(study: Study, given: JsonMapping) -> Iterator[str]:

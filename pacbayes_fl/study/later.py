@@ -182,7 +182,7 @@ def new_rows(known: Served, group: ScaledGroup, table: user_tables.Table, path: 
         table = table.select({name: ~own_y.isnan() for name, (_, own_y) in table.clients.items()})
     x, y = table.clients[client]
     more = pad(known, client, x, y)
-    check_targets(more, known.shared)
+    check_targets(more, known.shared, table.place)
     times = None if table.times is None else table.times[client]
     exact, near = _numbers(known, group, more, times, table.time_kind, path)
     once, had = known.study.data.duplicate_rows == "refuse", len(exact) - len(y)

@@ -93,7 +93,7 @@ def newcomers(
     """
     known, levels, path = trained if isinstance(trained, Served) else served(trained), levels_of(quantiles), Path(path)
     names, classes = predicted_columns(known, levels)
-    columns, owners, table = _read(known, path)
+    columns, places, owners, table = _read(known, path)
     if clients:
         table = _some(table, clients, path)
     where: dict[str, list[int]] = {name: [] for name in table.clients}
@@ -107,7 +107,8 @@ def newcomers(
         values = dict(zip(names, (value.double() for value in one.values), strict=True))
         bad = ~torch.stack([value.isfinite() for value in values.values()]).all(0) & ~one.blank
         if bool(bad.any()):
-            refused.append((one.client, int(rows[bad][0]), {name: value[bad][0] for name, value in values.items()}))
+            place = places[int(rows[bad][0])]
+            refused.append((one.client, place, {name: value[bad][0] for name, value in values.items()}))
             continue
         for name, value in values.items():
             predicted[name][rows] = value.masked_fill(one.blank, torch.nan)
@@ -123,15 +124,17 @@ def newcomers(
     return Newcomers(result, _refusal(refused))
 
 
-def _read(known: Served, path: Path) -> tuple[Mapping[str, Sequence[object]], list[str], user_tables.Table]:
-    """Read a file's columns, whose each row is, and the rows by client."""
+def _read(
+    known: Served, path: Path
+) -> tuple[Mapping[str, Sequence[object]], Sequence[str], list[str], user_tables.Table]:
+    """Read a file's columns, where each row stands and whose it is, and the rows by client."""
     if known.schema.feature_shape:
         brought, labels = images_of(known, path, None)
-        return image_columns(path, brought), list(brought.client), user_images.by_client(brought, labels)
+        return image_columns(path, brought), brought.where, list(brought.client), user_images.by_client(brought, labels)
     read = user_tables.read_columns(path)
     data = known.study.data
     table = user_rows.read(data, known.schema, path, need_target=True, columns=read, excluded=False)
-    return read[0], [str(value) for value in read[0][data.client]], table
+    return *read, [str(value) for value in read[0][data.client]], table
 
 
 def _some(table: user_tables.Table, clients: Sequence[str], path: Path) -> user_tables.Table:
@@ -142,13 +145,13 @@ def _some(table: user_tables.Table, clients: Sequence[str], path: Path) -> user_
     return table._replace(clients={name: rows for name, rows in table.clients.items() if name in clients})
 
 
-def _refusal(refused: Sequence[tuple[str, int, Mapping[str, Tensor]]]) -> NumericalError | None:
-    """Name the first client whose numbers are not finite, its row and the numbers, and the other clients."""
+def _refusal(refused: Sequence[tuple[str, str, Mapping[str, Tensor]]]) -> NumericalError | None:
+    """Name the first client whose numbers are not finite, where it stands and the numbers, and the other clients."""
     if not refused:
         return None
-    client, row, numbers = refused[0]
+    client, place, numbers = refused[0]
     values = ", ".join(f"{name} {float(value):g}" for name, value in numbers.items())
     others = f"; nor are those of {', '.join(name for name, *_ in refused[1:6])}" if len(refused) > 1 else ""
     hint = "look at its rows: one may be far outside of what the run was trained on"
-    what = f"its prediction of row {row} of the table is not finite ({values}){others}"
+    what = f"its prediction of {place} is not finite ({values}){others}"
     return NumericalError(what, client=client, hint=hint)

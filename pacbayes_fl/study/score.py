@@ -167,7 +167,8 @@ def _left(known: Served, group: ScaledGroup, table: Table) -> tuple[ClientBatch,
     times = None if table.times is None else table.times[client]
     given = user_rows.gap_free(table)[client] & ~y.double().isnan()
     more = pad(known, client, x[given], y[given])
-    check_targets(more, known.shared)
+    stand = given.nonzero().flatten().tolist()
+    check_targets(more, known.shared, lambda name, row: table.place(name, stand[row]))
     if not bool(given.any()):
         return more, len(y)
     old = learned_from(known, group, more, None if times is None else times[given], table.time_kind)

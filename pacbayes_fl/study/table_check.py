@@ -16,7 +16,7 @@ from pacbayes_fl.errors import PacBayesFLError, listed
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.init import Columns
+from pacbayes_fl.study.init import Columns, values_of
 from pacbayes_fl.study.timing import Estimate, estimate
 
 
@@ -50,7 +50,7 @@ class TableCheck:
 
 
 def study_of(path: Path, columns: Columns, method: str = "pac-pfl", sets: Sequence[str] = ()) -> Study:
-    """Make the study of a table that `check` looks at where there is none.
+    """Make the study of a table that `check` looks at where there is none: the one that `init` would write.
 
     Args:
         path: of the table.
@@ -64,18 +64,10 @@ def study_of(path: Path, columns: Columns, method: str = "pac-pfl", sets: Sequen
     Raises:
         StudyError: when there is no such method or key.
     """
-    data: JsonTable = {"source": str(path.resolve()), "client": columns.client, "target": columns.target}
-    if columns.time is not None:
-        data["time"] = columns.time
-    if columns.features:
-        data["features"] = [*columns.features]
-    if columns.categorical:
-        data["categorical"] = [*columns.categorical]
-    table = {"name": path.stem, "data": data, "method": {"name": method}}
-    return Study.from_table(table, str(path), sets)
+    return Study.from_table(values_of(path, columns, method), str(path), sets)
 
 
-def check(path: Path | str, study: Study, cost: bool = True) -> TableCheck:
+def check(path: Path | str, study: Study, cost: bool = True, remarks: Sequence[str] = ()) -> TableCheck:
     r"""Look at a table with the eyes of a study; nothing is trained or written.
 
     Rows are read by the loader of a run, which is asked to leave out what lacks a value and to take repeats: what the
@@ -85,6 +77,7 @@ def check(path: Path | str, study: Study, cost: bool = True) -> TableCheck:
         path: CSV or Parquet.
         study: says what the columns are; its own source is not read.
         cost: time a few calls for the cost of a round.
+        remarks: why columns are not used, as `study.init.look` says it, where the study is made of its guess.
 
     Returns:
         What is there.
@@ -119,7 +112,8 @@ def check(path: Path | str, study: Study, cost: bool = True) -> TableCheck:
         found = inspect(dataset, study.report.certify.twins, study.data.duplicate_rows == "allow", whole)
         found[1:1] = [
             *_words_of(study),
-            *_unused(study, columns),
+            *_excluded(study),
+            *([Finding("columns", text) for text in remarks] or _unused(study, columns)),
             *_left_out(study, dataset),
             *_no_clients(study, columns, dataset),
         ]
@@ -155,8 +149,14 @@ def _words_of(study: Study) -> list[Finding]:
     return [Finding("words", f"{', '.join(names)}: columns of 0 and 1, one a word", f"data.categorical = {names}")]
 
 
+def _excluded(study: Study) -> list[Finding]:
+    """Name the clients that are not used."""
+    names = ", ".join(study.data.exclude_clients)
+    return [Finding("excluded", f"{names}: no row is read (data.exclude_clients)")] if names else []
+
+
 def _unused(study: Study, columns: Mapping[str, Sequence[object]]) -> list[Finding]:
-    """Name the clients and the columns that are not used."""
+    """Name the columns that are not used."""
     data = study.data
     roles = {data.client, data.target, data.time, "split", data.group, data.latitude, data.longitude}
     made_of = {
@@ -165,9 +165,6 @@ def _unused(study: Study, columns: Mapping[str, Sequence[object]]) -> list[Findi
         *data.client_features,
         *(name.rpartition(" of ")[2] for name in data.features),
     }
-    out = []
-    if data.exclude_clients:
-        out.append(Finding("excluded", f"{', '.join(data.exclude_clients)}: no row is read (data.exclude_clients)"))
     left = [name for name in columns if name not in roles | made_of]
     if data.features:
         same = {name for name in left if len({str(value) for value in columns[name]}) == 1}
@@ -176,7 +173,7 @@ def _unused(study: Study, columns: Mapping[str, Sequence[object]]) -> list[Findi
     else:
         left = [name for name in left if cells.is_empty(columns[name])]
         text = f"{', '.join(left)}: no value in any row"
-    return [*out, *([Finding("not used", text)] if left else [])]
+    return [Finding("not used", text)] if left else []
 
 
 def _no_clients(study: Study, columns: Mapping[str, Sequence[object]], dataset: Dataset) -> list[Finding]:

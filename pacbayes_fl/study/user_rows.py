@@ -72,7 +72,7 @@ def read(
     table = encoded(table, learned, data, made, _medians(groups) if data.missing == "median" else {})
     bounds = bounds_of(data, made)
     for name, (x, _) in table.clients.items():
-        bounds.check_rows(name, x)
+        bounds.check_rows(name, x, table.place)
     return table
 
 

@@ -14,7 +14,7 @@ def test_a_table_is_looked_at_without_a_study(call: Call, tmp_path: Path) -> Non
     code, out, err = call("check", "rows.csv", "--no-cost")
     assert (code, err) == (0, "")
     assert out.splitlines()[:2] == [
-        "columns: clients 'client', target 'y'; all others are features",
+        "clients: column 'client'; target 'y', numbers; all others are features",
         "rows: 55 rows of 6 clients (2 of them new), 18 of them test rows; smallest new_0 7, median existing_0 9, "
         "largest existing_1 12",
     ]
@@ -27,6 +27,25 @@ def test_a_study_says_what_the_columns_are(call: Call, tmp_path: Path) -> None:
     assert (code, err) == (0, "")
     got = json.loads(out)
     assert got["refused"] == [] and got["findings"][0]["clients"]["existing_1"] == 12 and got["cost"]["seconds"] > 0
+
+
+def test_what_init_says_of_columns_check_says_too(call: Call, tmp_path: Path) -> None:
+    write_csv(tmp_path / "rows.csv", [{**row, "note": f"note {k}"} for k, row in enumerate(rows())])
+    looked = call("check", "rows.csv", "--no-cost").out.splitlines()
+    begun = call("init", "--data", "rows.csv").out.splitlines()
+    assert "features: " in looked[0] and "note" not in looked[0] and looked[0] == begun[0]
+    assert looked[2] == f"columns: {begun[1]}" and not any(line.startswith("not used") for line in looked)
+    assert all("data.features" not in line for line in looked)
+    chosen = call("check", "rows.csv", "--no-cost", "--set", 'data.features=["wind"]').out.splitlines()
+    assert "features: wind" in chosen[0] and any(line.startswith("not used: lag_1, note: no f") for line in chosen)
+
+
+def test_the_method_that_is_named_is_timed_also_where_a_study_has_another(call: Call, tmp_path: Path) -> None:
+    write_csv(tmp_path / "rows.csv", rows())
+    (tmp_path / "mine.toml").write_text('[data]\nsource = "rows.csv"\n[method]\nname = "ridge"\n')
+    assert call("check", "rows.csv", "--study", "mine.toml", "--method", "pfedgp", "--json").code == 0
+    answer = call("check", "rows.csv", "--study", "mine.toml", "--method", "ridgge")
+    assert answer.code == 1 and "unknown method 'ridgge'" in answer.err
 
 
 def test_columns_that_are_not_there_are_wrong(call: Call, tmp_path: Path) -> None:

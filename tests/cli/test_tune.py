@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -129,6 +130,22 @@ def test_the_options_of_tune_stand_in_the_written_study(
     got = Study.from_toml(tmp_path / "tiny-tuned.toml", ["method.name=pfedgp"])
     assert (got.seed, got.federation.rounds, got.method.options.init_std) == (9, 5, 0.7)
     assert got.federation.device == "auto"
+
+
+def test_a_search_draws_by_the_seed_of_the_study_wherever_it_is_said(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_scores(monkeypatch)
+    (tmp_path / "two.toml").write_text(
+        "seed = 2\n" + re.sub("(?m)^seed = .*\n", "", (tmp_path / "tiny.toml").read_text())
+    )
+    found = []
+    for study, *seed in (["tiny.toml", "--seed", "2"], ["tiny.toml", "--set", "seed=2"], ["two.toml"], ["tiny.toml"]):
+        out = tmp_path / f"{len(found)}.toml"
+        assert call("tune", study, "--budget", 4, "--methods", "pac-pfl", "--out", out, *seed).code == 0
+        found.append(json.loads(out.with_suffix(".trials.json").read_text()))
+        assert json.loads(out.with_suffix(".search.json").read_text())["asked"]["seed"] == Study.from_toml(out).seed
+    assert found[0] == found[1] == found[2] != found[3]
 
 
 def test_what_tune_refuses(call: Call, tmp_path: Path) -> None:

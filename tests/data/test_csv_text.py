@@ -52,6 +52,7 @@ def test_commas_stay_what_they_are_between_commas(tmp_path: Path) -> None:
     [
         ("c;x;y\na;1.200;2,5\n", r"line 2, column 'x': '1.200' may be .* column 'y' has decimal commas \(write '1200'"),
         ("c;x;y\na;1;2;3\n", r"line 2: expected 3 values \(is a semicolon missing"),
+        ('c,x,y\n"a\nb",1,2\n\n"c\n\nd",1\n', r"line 5: expected 3 values"),
         ("c;c;y\na;1;2\n", "two columns 'c'"),
     ],
 )

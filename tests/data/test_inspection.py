@@ -37,7 +37,9 @@ def dataset(
     batches = [ClientBatch.pad(part, NAMES) for part in (train, test)]
     padded = [torch.nn.utils.rnn.pad_sequence([one[j] for one in times], batch_first=True) for j in range(2)]
     group = Group(*batches, times=Times(*padded) if hours is not None else None)
-    return Dataset({"existing": group}, (Column("ghi"), Column("capacity"), Column("site")), Column("y"), {})
+    return Dataset(
+        {"existing": group}, (Column("ghi"), Column("capacity"), Column("site")), Column("y"), {}, time_kind="datetime"
+    )
 
 
 def of(found: list[Finding], topic: str) -> list[Finding]:
@@ -74,6 +76,8 @@ def test_gaps_are_counted_by_client_and_the_longest_is_dated() -> None:
     assert zoned.text == gaps.text.replace(" on", " UTC on")
     assert gaps.clients == {"house_0": 1, "house_2": 1}
     assert "the longest, 2.04 days, of house_0 from 2023-11-15T07:13:20 on" in gaps.text
+    (plain,) = of(inspect(replace(given, time_kind="number")), "gaps")  # however large, such as epochs in milliseconds
+    assert "the longest, 49 steps, of house_0 from 1700032400000000 on" in plain.text and plain.clients == gaps.clients
 
 
 @pytest.mark.parametrize("timed", [False, True])

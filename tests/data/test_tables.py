@@ -360,7 +360,7 @@ def test_parquet_reads_as_the_same_table(tmp_path: Path) -> None:
         assert torch.equal(group.test.y, theirs.groups[label].test.y)
     columns["sun"][2] = None
     parquet.write_table(arrow.table(columns), tmp_path / "table.parquet")
-    with pytest.raises(DataError, match="row 2, column 'sun': None is not a number"):
+    with pytest.raises(DataError, match="row 3, column 'sun': None is not a number"):
         tables.read(tmp_path / "table.parquet")
     (tmp_path / "table.parquet").write_bytes(b"PAR1 no more")
     with pytest.raises(DataError, match=r"table.parquet is not a Parquet table"):

@@ -3,11 +3,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
 import data_gen
-from data_gen.__main__ import main
+from data_gen import generators
+from data_gen.__main__ import main, parser
+from data_gen.generators import Generator
 
 
 def test_polynomial_from_the_command_line(tmp_path: Path) -> None:
@@ -39,6 +42,16 @@ def test_pv_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert data.manifest["name"] == "pv-s"
     assert data.manifest["hours_of_day"]["utc_offset"] == 2.0
     assert data.manifest["sizes"]["train_rows"] == 610
+
+
+@pytest.mark.parametrize("known", generators.GENERATORS.values(), ids=lambda known: known.name)
+def test_what_may_be_none_is_none_as_the_help_writes_it(known: Generator) -> None:
+    kinds = get_type_hints(known.config)
+    free = [name for name in known.options if type(None) in get_args(kinds[name])]
+    for word in ("None", "none", "all"):
+        given = [part for name in free for part in (f"--{name.replace('_', '-')}", word)]
+        got = vars(parser().parse_args([known.name, *given, "--out", "there"]))
+        assert {name: got[name] for name in free} == dict.fromkeys(free)
 
 
 def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,8 @@ from pacbayes_fl.study import run
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.forecast import forecast
 from pacbayes_fl.study.predict import join, predict
+from pacbayes_fl.study.score import score
+from pacbayes_fl.study.updates import update
 from tests.tiny import Row, on_csv, tiny, write_csv
 
 SETS = ("method.name=ridge", "data.lower_bound=0", "data.upper_bound=capacity")
@@ -102,8 +104,18 @@ def test_a_column_that_is_missing_or_no_number_is_refused(tmp_path: Path) -> Non
     opened = run.open_run(tmp_path / "run")
     with pytest.raises(DataError, match="no column 'capacity'"):
         predict(opened, "existing_0", write_csv(tmp_path / "ask.csv", [{"sun": 0.5}]))
-    with pytest.raises(DataError, match="'existing_0': its bounds are 0 and -1 in row 0"):
+    with pytest.raises(DataError, match="'existing_0': its bounds are 0 and -1 in line 2"):
         predict(opened, "existing_0", write_csv(tmp_path / "ask.csv", [{"sun": 0.5, "capacity": -1.0}]))
+    other = {"client": "existing_1", "sun": 0.5, "capacity": 1.0, "y": 0.2}
+    whole = {"client": "existing_0", "sun": 0.25, "capacity": 1.0, "y": 0.2}
+    beyond = write_csv(tmp_path / "beyond.csv", [other, whole, {**whole, "y": ""}, {**whole, "y": 1.5}])
+    with pytest.raises(
+        DataError, match=r"'existing_0': has a target of 1.5, beyond its row's bounds \[0, 1\] \(line 5\)"
+    ):
+        score(opened, beyond)
+    (tmp_path / "beyond.csv").write_text(beyond.read_text().replace("existing_0,0.25,1.0,\n", ""))
+    with pytest.raises(DataError, match=r"beyond its row's bounds \[0, 1\] \(line 4\)"):
+        update(opened, beyond)
 
 
 def test_a_source_without_a_table_has_no_columns() -> None:

@@ -495,7 +495,7 @@ def test_a_prediction_that_is_no_number_ends_with_an_error(
     assert command("predict", linear, "--client", "existing_1", "--data", path, *more) == 1
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1
-    assert err.startswith("pacbayes-fl: client 'existing_1': its prediction of row 1 of the table is not finite (mean ")
+    assert err.startswith("pacbayes-fl: client 'existing_1': its prediction of line 3 is not finite (mean ")
 
 
 def test_newcomers_beside_a_broken_one_are_printed_before_the_error(
@@ -510,7 +510,7 @@ def test_newcomers_beside_a_broken_one_are_printed_before_the_error(
     assert command("join", linear, "--data", write_csv(tmp_path / "both.csv", both)) == 1
     out, err = capsys.readouterr()
     assert [line.split(",")[0] for line in out.splitlines()] == ["client", "new_1"]
-    assert "pacbayes-fl: client 'new_0': its prediction of row 2 of the table is not finite" in err
+    assert "pacbayes-fl: client 'new_0': its prediction of line 4 is not finite" in err
     assert command("join", linear, "--data", write_csv(tmp_path / "broken.csv", broken)) == 1
     assert capsys.readouterr().out == ""
 

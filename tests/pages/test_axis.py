@@ -22,7 +22,26 @@ def test_values_lie_on_the_axis_and_ticks_too(values: list[float], zero: bool) -
     assert 2 <= len(made.ticks) <= 12
     places = [value for value, _ in made.ticks]
     assert places == sorted(places) and made.low - 1e-6 * abs(made.low) <= places[0]
-    assert len({text for _, text in made.ticks}) == len(places), made.ticks
+    assert_told(made)
+
+
+@given(st.floats(1.0, 9.99), st.integers(-12, 12), st.floats(-50, 50), st.sampled_from([5, 8]))
+def test_a_tick_says_its_value_whatever_the_size_of_steps(share: float, power: int, away: float, count: int) -> None:
+    span = share * 10.0**power
+    assert_told(axis.fixed("x", away * span, (away + 1) * span, count))
+
+
+@given(st.floats(1.0, 9.99), st.integers(-3, 3), st.sampled_from([1e6, -1e6, 4e8, 1e-3]))
+def test_a_tick_says_its_value_far_from_zero_too(share: float, power: int, start: float) -> None:
+    assert_told(axis.linear("x", [start, start + share * 10.0**power]))
+
+
+def assert_told(made: axis.Axis) -> None:
+    """Texts are distinct and are the values, but for what floats leave of them."""
+    step = np.diff([value for value, _ in made.ticks]).min()
+    for value, told in made.ticks:
+        assert abs(float(told) - value) <= 1e-3 * step, made.ticks
+    assert len({told for _, told in made.ticks}) == len(made.ticks)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +42,15 @@ def test_scores_that_are_not_finite_and_rounds_that_differ_are_warned_of(compare
     odd = replace(compared[0], clients=(broken, *compared[0].clients[1:]), labels={"round": 7})
     text = comparison_page([odd, *compared[1:]])
     assert "client_00 nan" in text and "scored at different rounds: [7, 120]" in text
+
+
+def test_seconds_a_round_are_of_all_rounds_together(compared: list[Result]) -> None:
+    """Runs that stopped early have fewer: 0.1 s in each of 120, and 0.4 s in each of 30, are 24 s in 150."""
+    short = [replace(record, values={"seconds": 0.4}) for record in compared[0].rounds[:30]]
+    one, other = compared[0], replace(compared[0], seed=2, rounds=tuple(short))
+    text = comparison_page([one, other])
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", text[text.index('id="cost"') :])
+    assert cells[:3] == ["30, 120", "12", "0.16"]
 
 
 @pytest.mark.usefixtures("paged")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacbayes_fl.pages.forecasts import _near, drawn_clients, forecast, rows_each, rows_of
+from pacbayes_fl.pages.forecasts import drawn_clients, forecast, rows_each, rows_of
 from pacbayes_fl.pages.markup import to_html
 from pacbayes_fl.results.records import Result
 from tests.plots.conftest import make_result
@@ -61,14 +61,6 @@ def test_a_single_test_row_has_its_interval_its_mean_and_training_rows_before_it
     assert "Training rows:" not in text
     (training,) = re.findall(r'd="([^"]*)" class="dots s2"', text)
     assert training.count("M") == 12
-
-
-@pytest.mark.parametrize(("train", "test", "count"), [(4, 2, 4), (40, 1, 12), (40, 2, 12), (40, 61, 30)])
-def test_training_rows_are_drawn_where_there_is_room(train: int, test: int, count: int) -> None:
-    x = np.arange(train + test, dtype=np.float64)
-    assert _near(x[:train], x[train:]).sum() == count
-    assert _near(x[:train] - 1e6, x[train:]).sum() == (count if test == 1 else 0)
-    assert _near(x[:0], x[train:]).size == 0
 
 
 def test_training_rows_that_are_too_far_away_are_said(series: Result) -> None:

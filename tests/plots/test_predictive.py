@@ -15,6 +15,8 @@ from matplotlib.axes import Axes
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.plots import NothingToDrawError, predictive_bands
 from pacbayes_fl.results.records import Result
+from tests.pages.conftest import timed
+from tests.plots.conftest import make_result
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -104,3 +106,13 @@ def test_clients_without_test_rows_are_passed_over(result: Result) -> None:
     assert figure.axes[0].get_title() == "client_01 (existing)"
     with pytest.raises(NothingToDrawError, match="no predictions"):
         predictive_bands(replace(result, predictions={}))
+
+
+def test_a_single_test_row_has_training_rows_before_it_on_a_clock() -> None:
+    series = timed(make_result(d=2))
+    mask = series.predictions["existing.mask_test"].clone()
+    mask[0, 1:] = False
+    alone = replace(series, predictions={**series.predictions, "existing.mask_test": mask})
+    (axis,) = predictive_bands(alone, ["client_00"]).axes
+    assert drawn(axis, "test")[0].size == 1
+    np.testing.assert_array_equal(drawn(axis, "training")[1], rows(alone, "existing", 0, "y_train")[-12:])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from pacbayes_fl.results.moments import of_group
+from pacbayes_fl.results.moments import drawn_before, of_group
 from tests.pages.conftest import timed
 from tests.plots.conftest import make_result
 
@@ -73,3 +73,11 @@ def test_gaps_are_where_rows_are_missing() -> None:
     assert known is not None
     assert known.gaps(np.array([0.0, 1, 2, 9, 10])).tolist() == [False, False, True, False]
     assert not replace(known, kind="feature").gaps(np.array([0.0, 1, 2, 9, 10])).any()
+
+
+@pytest.mark.parametrize(("train", "test", "count"), [(4, 2, 4), (40, 1, 12), (40, 2, 12), (40, 61, 30)])
+def test_training_rows_are_drawn_where_there_is_room(train: int, test: int, count: int) -> None:
+    x = np.arange(train + test, dtype=np.float64)
+    assert drawn_before(x[:train], x[train:]).sum() == count
+    assert drawn_before(x[:train] - 1e6, x[train:]).sum() == (count if test == 1 else 0)
+    assert drawn_before(x[:0], x[train:]).size == 0

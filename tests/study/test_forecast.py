@@ -119,7 +119,7 @@ def test_predictions_that_are_no_numbers_are_refused_by_client_and_row(
 ) -> None:
     path = write_csv(tmp_path / "ask.csv", [{"client": f"existing_{k}", "wind": 1, "lag_1": 2} for k in (1, 0)])
     monkeypatch.setattr(NormalMixture, "mean", property(lambda self: self.means[:, 0] * torch.nan))
-    with pytest.raises(NumericalError, match="'existing_1': its prediction of row 0 of the table is not finite"):
+    with pytest.raises(NumericalError, match="'existing_1': its prediction of line 2 is not finite"):
         forecast(trained, path)
 
 
@@ -133,6 +133,17 @@ def test_cells_cannot_start_a_formula() -> None:
     result = Forecast({"client": ["=1+1"]}, ["=1+1"], {"mean": torch.tensor([1 / 3], dtype=torch.float64)}, 2)
     assert result.to_csv().splitlines() == ["client,mean,round", "'=1+1,0.333333333,2"]
     assert result.by_client() == {"=1+1": {"mean": [pytest.approx(1 / 3)], "round": 2}}
+
+
+def test_a_forecast_can_be_predicted_again(trained: run.Trained, tmp_path: Path) -> None:
+    """Numbers of columns that are passed through stay numbers, in whatever form they stood."""
+    lags = (" -0.5", "-.5", "-1e-1", "+.5", "-5.")
+    table = [{"client": "existing_0", "lag_1": lag, "wind": 1, "note": "-1.200,50"} for lag in lags]
+    first = forecast(trained, write_csv(tmp_path / "ask.csv", table))
+    first.save(tmp_path / "first.csv")
+    again = forecast(trained, tmp_path / "first.csv")
+    assert again.columns["lag_1"] == [*lags] and set(again.columns["note"]) == {"-1.200,50"}
+    assert torch.equal(again.predicted["mean"], first.predicted["mean"])
 
 
 def test_labels_of_images_and_tables_are_whole(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_others_are_predicted_where_one_clients_numbers_are_not_finite(
     monkeypatch.setattr(NormalMixture, "quantile", once)
     found = newcomers(trained, path)
     assert set(found.forecast.clients) == {"stranger 1"}
-    assert "client 'stranger 0': its prediction of row" in str(found.refused)
+    assert "client 'stranger 0': its prediction of line" in str(found.refused)
     calls.clear()
     with pytest.raises(NumericalError, match="stranger 0"):
         forecast_newcomers(trained, path)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
 
 from pacbayes_fl.errors import DataError
-from pacbayes_fl.study.init import look
+from pacbayes_fl.study.init import look, roles, write
 from pacbayes_fl.study.table_check import check, study_of
 from tests.tiny import Row, write_csv
 
@@ -31,7 +32,7 @@ def houses(length: int = 12) -> list[Row]:
 
 def test_what_a_run_would_refuse_is_told_with_all_else(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "houses.csv", houses())
-    study = study_of(path, look(path, "house"), "ridge")
+    study = study_of(path, look(path, "house"), "ridge", ["data.missing=refuse"])
     assert (study.data.time, study.data.target, study.data.categorical) == ("when", "kw", ("roof",))
     got = check(path, study, cost=False)
     topics = {one.topic: one for one in got.findings}
@@ -50,6 +51,31 @@ def test_what_a_run_would_refuse_is_told_with_all_else(tmp_path: Path) -> None:
     assert better.refused == () and better.cost is not None and better.cost.largest == 9
     assert better.to_json()["cost"]["rounds"] == 1
     assert any(line.startswith("cost: about") for line in better.lines())
+
+
+@pytest.mark.parametrize("labels", [False, True])
+@pytest.mark.parametrize("method", ["ridge", "fedavg"])
+def test_what_is_checked_is_what_init_writes(method: str, labels: bool, tmp_path: Path) -> None:
+    """A table with a gap, words, dates, a note and an empty column; targets that are numbers, or could be labels."""
+    table: list[Row] = [
+        {**row, "kw": float(at % 2) if labels else row["kw"], "note": "nice", "on": "", "spare": None}
+        for at, row in enumerate(houses(24))
+    ]
+    path = write_csv(tmp_path / "houses.csv", table)
+    columns = look(path, "house", "kw")
+    looked = study_of(path, columns, method)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert write(path, method, tmp_path / "houses.toml", columns) == looked
+    assert looked.data.missing == "drop" and (looked.data.task == "classification") == (labels and method == "fedavg")
+    got = check(path, looked, cost=False, remarks=columns.remarks)
+    assert not got.refused and [one.text for one in got.findings if one.topic == "columns"] == [
+        "column 'note' is left out: it holds one word",
+        "column 'on' is left out: it holds no value",
+        "column 'spare' is left out: it holds no value",
+    ]
+    assert "not used" not in {one.topic for one in got.findings}
+    assert roles(looked).endswith("features: cloud, roof; words: roof; rows that lack a value are left out")
 
 
 def test_repeats_on_both_sides_are_refused_by_the_run_and_said(tmp_path: Path) -> None:

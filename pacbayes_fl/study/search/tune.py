@@ -168,7 +168,7 @@ def check(budget: int, folds: int, score: str | None) -> None:
 
 
 def asked(
-    path: Path | str, methods: Sequence[str], folds: int, seed: int, score: str | None, sets: Sequence[str], budget: int
+    path: Path | str, methods: Sequence[str], folds: int, score: str | None, sets: Sequence[str], budget: int
 ) -> JsonTable:
     """Configuration of a search, which a resumed one must share, and its budget.
 
@@ -176,7 +176,6 @@ def asked(
         path: the study.
         methods: names of `METHODS`.
         folds: of the cross-validation.
-        seed: of the search.
         score: what is to be small.
         sets: assignments.
         budget: configurations per method.
@@ -187,7 +186,7 @@ def asked(
     table, where = read_table(path)
     studies = {name: Study.from_table(table, where, [*sets, f"method.name={name}"]).table() for name in methods}
     varied = {name: {key: repr(space) for key, space in searched(path, name, sets).items()} for name in methods}
-    numbers = {"folds": folds, "seed": seed, "score": score, "budget": budget}
+    numbers = {"folds": folds, "seed": studies[methods[0]]["seed"], "score": score, "budget": budget}
     result: JsonTable = json.loads(json.dumps({**numbers, "methods": list(methods), "search": varied}))
     return result | {"studies": json.loads(json.dumps(studies))}
 
@@ -231,7 +230,7 @@ def tune(
     method: str,
     budget: int = 20,
     folds: int = 5,
-    seed: int = 0,
+    seed: int | None = None,
     score: str | None = None,
     sets: Sequence[str] = (),
     on_trial: Callable[[int, Trial], None] | None = None,
@@ -244,7 +243,7 @@ def tune(
         method: name of `METHODS`.
         budget: configurations; the first is the study's own, with the first candidate of what that leaves open.
         folds: of the cross-validation.
-        seed: of the search.
+        seed: of the search; the study's when None.
         score: one of `results.metrics.search_scores` of the task, the smaller the better; the first when None.
         sets: assignments such as "data.options.samples=20"; a key that they fix is not searched.
         on_trial: called after every configuration that is tried, with its number.
@@ -279,6 +278,7 @@ def tune(
     if wanted not in scores:
         raise StudyError(f"score {wanted!r} is not for these data", hint=f"one of {', '.join(scores)} is")
     log, trials = Trials() if log is None else log, []
+    seed = base.seed if seed is None else seed
     others = candidates(search, budget - 1, seed) if search.keys() - {_ROUNDS} else []  # one run visits all rounds
     first = {key: values[0] for key, values in _open(base).items() if key != _ROUNDS}
     for number, values in enumerate([first, *(first | other for other in others)]):
