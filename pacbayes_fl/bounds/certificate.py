@@ -46,9 +46,11 @@ class MonteCarlo:
         risks: of every draw [M] or [K, M], in the unit of the loss, whose mean the risk is: what is paid follows from
             how little they differ (`costs.drawn_risk`). None where the mean alone is known. Another risk is refused.
         trials: independent losses whose mean the risk is, [] or [K]: M n where each of n rows has a hypothesis of its
-            own in every draw. None where a draw is one hypothesis that is evaluated on all rows.
+            own in every draw. None where a draw is one hypothesis that is evaluated on all rows. A variance is always
+            that of draws.
         variances: of every draw's losses over the rows [M] or [K, M], in the squared unit of the loss, for bounds by
-            the variance, which is their mean. None where that alone is known.
+            the variance, which is their mean: of draws that are one hypothesis for all rows. None where the mean alone
+            is known.
 
     Example:
         >>> from pacbayes_fl.bounds import Premises, Provenance, MonteCarlo, seeger
@@ -236,8 +238,8 @@ def certify(
     """Build a certificate: split delta, compute the value, collect the violated assumptions.
 
     The formula is given, beside the terms, "low" and "high" of the loss, "delta" of the bound itself, "factor" of the
-    predictor, and where they apply "epsilon", "prior_rows" or "prior_delta", "mc_draws", "mc_delta", "mc_risks" and
-    "mc_variances". Of a risk with trials they are the "mc_draws", for whose number it pays.
+    predictor, and where they apply "epsilon", "prior_rows" or "prior_delta", "mc_draws", "mc_delta", "mc_risks",
+    "mc_variance_draws" and "mc_variances". Of a risk with trials they are the "mc_draws", for whose number it pays.
 
     Args:
         theorem: which bound.
@@ -266,6 +268,8 @@ def certify(
     extra = shared_terms(premises, split)
     if monte_carlo is not None:
         extra["mc_draws"] = monte_carlo.draws
+        if "variance" in terms:  # that is estimated by whole draws, however many trials the risk has
+            extra["mc_variance_draws"] = monte_carlo.draws
         if monte_carlo.trials is not None and "risk" in terms:
             extra["mc_draws"] = _trials(monte_carlo.trials, monte_carlo.draws, terms)
         elif monte_carlo.risks is not None and "risk" in terms:
