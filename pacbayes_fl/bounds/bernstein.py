@@ -54,7 +54,10 @@ def empirical_bernstein(
     exp(...) <= KL + ln(1 / delta) for all Q at once, and the logarithm of a mean of exponentials is convex, so that it
     may be taken of the averages over Q.
 
-    Draws that estimate the risk estimate V^ too, each at half of their share of delta.
+    Draws that estimate the risk estimate V^ too, each at half of their share of delta. V^ is of single hypotheses:
+    losses of which every row has a hypothesis of its own vary less where rows err in turn, and do not estimate it. As
+    l^2 <= (a + b) l - a b in [a, b], V^ <= (L^ - a) (b - L^) whatever the hypotheses are: the bound of L^ by the draws
+    is one of V^ too, and the smaller one counts. R^2 / 4 is the variance to give where there is no estimate.
 
     Example:
         >>> from pacbayes_fl.bounds import Premises, Provenance, empirical_bernstein, seeger
@@ -80,21 +83,29 @@ def _bernstein(terms: Terms) -> dict[str, Tensor]:
     halved = {**terms, "mc_delta": 0.5 * terms["mc_delta"]} if "mc_delta" in terms else terms
     risk, n = unit_risk(halved), terms["n"]
     harmonic = torch.digamma(n) + _EULER  # H_{n-1}
-    total = n * (1.0 + harmonic / (n - 1.0).clamp_min(1.0)) * _unit_variance(halved) + 0.25
+    total = n * (1.0 + harmonic / (n - 1.0).clamp_min(1.0)) * _unit_variance(halved, risk) + 0.25
     away = _deviation(*torch.broadcast_tensors(terms["kl"] + confidence(terms), total, n))
     return {"bound": in_units((risk + away).clamp_max(1.0), terms)}
 
 
-def _unit_variance(terms: Terms) -> Tensor:
-    """Variance [] or [K] of a loss in [0, 1], with what its estimation from draws costs: 4 V^ lies in [0, 1]."""
+def _unit_variance(terms: Terms, risk: Tensor) -> Tensor:
+    """Variance [] or [K] of a loss in [0, 1], with what its estimation from draws costs: 4 V^ lies in [0, 1].
+
+    The risk is the bound of L^ by its draws.
+    """
     scale = 4.0 / (terms["high"] - terms["low"]).square()
+    result = (scale * terms["variance"]).clamp(0.0, 1.0)
+    if "mc_draws" not in terms:
+        return 0.25 * result
+    draws = terms.get("mc_variance_draws", terms["mc_draws"])  # records of earlier versions have one number for both
     if "mc_variances" in terms:
-        result = drawn_risk((scale * terms["mc_variances"]).clamp(0.0, 1.0), terms["mc_draws"], terms["mc_delta"])
+        result = drawn_risk((scale * terms["mc_variances"]).clamp(0.0, 1.0), draws, terms["mc_delta"])
     else:
-        result = (scale * terms["variance"]).clamp(0.0, 1.0)
-        if "mc_draws" in terms:
-            result = monte_carlo_risk(result, terms["mc_draws"], terms["mc_delta"])
-    return 0.25 * result
+        result = monte_carlo_risk(result, draws, terms["mc_delta"])
+    if "mc_variance_draws" not in terms:
+        return 0.25 * result
+    most = risk.clamp_max(0.5)
+    return torch.minimum(0.25 * result, most * (1.0 - most))
 
 
 def _deviation(nats: Tensor, total: Tensor, n: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pacbayes_fl.bounds import latex
 from pacbayes_fl.bounds.betting import grouped
-from pacbayes_fl.bounds.checks import Number, checked, whole
+from pacbayes_fl.bounds.checks import NO_INNER, Number, checked, probability, require_alike, whole
 from pacbayes_fl.bounds.losses import require_bounded
 from pacbayes_fl.bounds.plain import plain, premises_record, renamed
 from pacbayes_fl.bounds.premises import Premises, Provenance
@@ -46,9 +46,11 @@ class MonteCarlo:
         risks: of every draw [M] or [K, M], in the unit of the loss, whose mean the risk is: what is paid follows from
             how little they differ (`costs.drawn_risk`). None where the mean alone is known. Another risk is refused.
         trials: independent losses whose mean the risk is, [] or [K]: M n where each of n rows has a hypothesis of its
-            own in every draw. None where a draw is one hypothesis that is evaluated on all rows.
+            own in every draw. None where a draw is one hypothesis that is evaluated on all rows. A variance is always
+            that of draws.
         variances: of every draw's losses over the rows [M] or [K, M], in the squared unit of the loss, for bounds by
-            the variance, which is their mean. None where that alone is known.
+            the variance, which is their mean: of draws that are one hypothesis for all rows. None where the mean alone
+            is known.
 
     Example:
         >>> from pacbayes_fl.bounds import Premises, Provenance, MonteCarlo, seeger
@@ -231,12 +233,13 @@ def certify(
     monte_carlo: MonteCarlo | None = None,
     reasons: tuple[str, ...] = (),
     any_range: bool = False,
+    inner: Mapping[str, int] = NO_INNER,
 ) -> Certificate:
     """Build a certificate: split delta, compute the value, collect the violated assumptions.
 
     The formula is given, beside the terms, "low" and "high" of the loss, "delta" of the bound itself, "factor" of the
-    predictor, and where they apply "epsilon", "prior_rows" or "prior_delta", "mc_draws", "mc_delta", "mc_risks" and
-    "mc_variances". Of a risk with trials they are the "mc_draws", for whose number it pays.
+    predictor, and where they apply "epsilon", "prior_rows" or "prior_delta", "mc_draws", "mc_delta", "mc_risks",
+    "mc_variance_draws" and "mc_variances". Of a risk with trials they are the "mc_draws", for whose number it pays.
 
     Args:
         theorem: which bound.
@@ -247,20 +250,26 @@ def certify(
         monte_carlo: how the risk was estimated, if it was.
         reasons: further violated assumptions.
         any_range: whether the bound also holds for losses without a range.
+        inner: of terms that are several numbers of a client, such as losses [K, N], how many dimensions these have.
 
     Returns:
         The certificate.
 
     Raises:
+        ShapeError: when two numbers of clients are of different shapes.
         AssumptionError: when delta is no probability or does not cover what is spent of it, that of the prior's privacy
             included, the loss has no range and the bound needs one, or an estimate is not the mean of its draws.
     """
     if not any_range:
         require_bounded(premises.loss)
+    delta = probability("delta", delta)
     split = split_delta(delta, monte_carlo)
+    require_alike({**terms, "delta": delta, **_of_draws(monte_carlo)}, {**inner, "risks": 1, "variances": 1})
     extra = shared_terms(premises, split)
     if monte_carlo is not None:
         extra["mc_draws"] = monte_carlo.draws
+        if "variance" in terms:  # that is estimated by whole draws, however many trials the risk has
+            extra["mc_variance_draws"] = monte_carlo.draws
         if monte_carlo.trials is not None and "risk" in terms:
             extra["mc_draws"] = _trials(monte_carlo.trials, monte_carlo.draws, terms)
         elif monte_carlo.risks is not None and "risk" in terms:
@@ -292,6 +301,14 @@ def certify(
         premises,
         (*premises.broken(), *reasons),
     )
+
+
+def _of_draws(monte_carlo: MonteCarlo | None) -> dict[str, Number]:
+    """Numbers of an estimate that may be one a client."""
+    if monte_carlo is None:
+        return {}
+    known = {"trials": monte_carlo.trials, "risks": monte_carlo.risks, "variances": monte_carlo.variances}
+    return {"delta of draws": monte_carlo.delta, **{name: each for name, each in known.items() if each is not None}}
 
 
 def _require_mean(name: str, given: Tensor, draws: Tensor, largest: float) -> None:
@@ -400,19 +417,22 @@ def split_delta(delta: Number, monte_carlo: MonteCarlo | None = None) -> dict[st
         >>> split_delta(0.05, MonteCarlo(1000, 0.01))
         {'bound': 0.04, 'Monte Carlo': 0.01}
     """
+    delta = probability("delta", delta)
     whole_delta = torch.as_tensor(delta, dtype=torch.float64)
     if bool((wrong := ~((whole_delta > 0) & (whole_delta < 1))).any()):
         raise AssumptionError(f"delta must lie strictly between 0 and 1, got {whole_delta[wrong].flatten()[0].item()}")
     if monte_carlo is None:
         return {"bound": delta}
-    part, of = torch.broadcast_tensors(torch.as_tensor(monte_carlo.delta, dtype=torch.float64), whole_delta)
+    share = probability("delta of draws", monte_carlo.delta)
+    require_alike({"delta": delta, "delta of draws": share})
+    part, of = torch.broadcast_tensors(torch.as_tensor(share, dtype=torch.float64), whole_delta)
     if bool((wrong := ~((part > 0) & (part < of))).any()):
         raise AssumptionError(
             f"the delta of Monte Carlo must be positive and smaller than delta = {of[wrong][0].item():g}, got"
             f" {part[wrong][0].item():g}",
             hint="it is taken from delta",
         )
-    return {"bound": delta - monte_carlo.delta, "Monte Carlo": monte_carlo.delta}
+    return {"bound": delta - share, "Monte Carlo": share}
 
 
 def _largest(value: Number) -> float:

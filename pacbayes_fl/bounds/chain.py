@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+from typing import Final
+
 import torch
 from torch import Tensor
 
@@ -17,6 +20,7 @@ from pacbayes_fl.bounds.premises import Premises, not_of_fixed
 from pacbayes_fl.errors import AssumptionError, ShapeError
 
 _SPLITS = 3
+_INNER: Final = MappingProxyType({"shares": 2, "gammas": 1, "kls": 1, "counts": 1})
 
 
 def recursive(
@@ -92,7 +96,7 @@ def recursive(
     reasons = not_of_fixed(premises)
     if not isinstance(premises.loss, ZeroOne):
         reasons = (*reasons, f"errors are compared, and {premises.loss.name} is no 0-1 loss")
-    return certify("recursive PAC-Bayes, split-kl", _recursive, terms, delta, premises, reasons=reasons)
+    return certify("recursive PAC-Bayes, split-kl", _recursive, terms, delta, premises, reasons=reasons, inner=_INNER)
 
 
 def _recursive(terms: Terms) -> dict[str, Tensor]:

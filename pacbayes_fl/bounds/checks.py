@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from numbers import Real
+from types import MappingProxyType
+from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +19,7 @@ Number = Tensor | float
 """One number [] or one a client [K]."""
 
 _ROUNDING = 1e-6
+NO_INNER: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 def checked(name: str, value: Number, low: float, high: float = math.inf, *, strict: bool = False) -> Tensor:
@@ -64,6 +70,55 @@ def whole(name: str, value: Number) -> Tensor:
         got = value if isinstance(value, bool) else f"{numbers[wrong].flatten()[0].item():g}"
         raise AssumptionError(f"{name} must be at least 1 and a whole number, got {got}{place}")
     return numbers
+
+
+def probability(name: str, value: object) -> Number:
+    """Take a probability as what can be subtracted from another one and written down; its range is not checked.
+
+    Args:
+        name: for the error.
+        value: a number, of numpy too, or a tensor or an array of one a client [K].
+
+    Returns:
+        A float, or a tensor [] or [K].
+
+    Raises:
+        AssumptionError: when it is no number.
+    """
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fiu":
+        return torch.from_numpy(value.astype(np.float64)) if value.ndim else float(value)
+    if isinstance(value, Real):
+        return float(value)
+    what = f"{name} must be one number, or a tensor of one a client [K], got {value!r}"
+    raise AssumptionError(what, hint=f"{name}=torch.tensor([...]) for several")
+
+
+def require_alike(numbers: Mapping[str, Number], inner: Mapping[str, int] = NO_INNER) -> torch.Size:
+    """Refuse numbers that are neither one for all nor one a client: of two shapes nobody knows which client is whose.
+
+    Args:
+        numbers: by name, each [] or of the common shape [*K], with its further dimensions behind that.
+        inner: how many further dimensions a number has; none where it is not named.
+
+    Returns:
+        The common shape; [] where all have none.
+
+    Raises:
+        ShapeError: naming the first number of another shape than one before it, and both.
+    """
+    shape, like = torch.Size(), ""
+    for name, value in numbers.items():
+        if not isinstance(value, Tensor) or value.dim() <= inner.get(name, 0):
+            continue
+        own = value.shape[: value.dim() - inner.get(name, 0)]
+        if like and own != shape:
+            what = f"{name} must be one number [] or one a client, {list(shape)} as {like} is, got {list(own)}"
+            raise ShapeError(what, hint="one number counts for every client; give all others by client, in one order")
+        if not like:
+            shape, like = own, name
+    return shape
 
 
 def in_declared_range(loss: BoundedLoss, losses: Tensor, rows: Tensor) -> Tensor:

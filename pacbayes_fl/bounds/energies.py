@@ -57,13 +57,21 @@ def by_client(name: str, value: Number, clients: Tensor, low: float, *, strict: 
     return numbers.to(clients.device).expand(count)
 
 
-def one_beta(beta: Number) -> Tensor:
+def one_beta(beta: Number, clients: Tensor) -> Tensor:
     """Take the beta [] that all clients have.
+
+    Args:
+        beta: [] or [K].
+        clients: any numbers of the clients [*, K].
+
+    Returns:
+        [], float64.
 
     Raises:
         AssumptionError: when they have several.
+        ShapeError: when they are neither one number nor one a client.
     """
-    numbers = checked("beta", beta, 0.0, strict=True).flatten()
+    numbers = by_client("beta", beta, clients, 0.0, strict=True)
     if bool((numbers != numbers[0]).any()):
         raise AssumptionError(
             f"beta must be the same for all clients, got {numbers.min().item():g} to {numbers.max().item():g}",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pacbayes_fl.bounds.bound import Bound
 from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo, Terms, certify
-from pacbayes_fl.bounds.checks import Number, checked, whole
+from pacbayes_fl.bounds.checks import Number, checked, require_alike, whole
 from pacbayes_fl.bounds.client import budget, confidence, in_units, of_risk, unit_risk
 from pacbayes_fl.bounds.kl_inverse import kl_inverse_upper
 from pacbayes_fl.bounds.losses import ZeroOne
@@ -47,6 +47,7 @@ def one_draw(risk: Number, log_ratio: Number, n: Number, delta: Number, premises
     premises = premises if reasons else replace(premises, predictor=DRAWN_ONCE)
     ratio = checked("log_ratio", log_ratio, -math.inf)
     terms = {"risk": checked("risk", risk, premises.loss.low, premises.loss.high), "n": whole("n", n), "kl": ratio}
+    require_alike({"risk": terms["risk"], "log_ratio": ratio, "n": terms["n"], "delta": delta})
     return certify("one draw (Rivasplata et al.)", _one_draw, terms, delta, premises, reasons=reasons)
 
 
@@ -144,6 +145,7 @@ def tandem(
         reasons = (*reasons, f"a vote has errors, and {premises.loss.name} is no 0-1 loss")
     low, high = premises.loss.low, premises.loss.high
     terms = {"risk": checked("tandem_risk", tandem_risk, low, high), "kl": checked("kl", kl, 0.0), "n": whole("n", n)}
+    require_alike({"tandem_risk": terms["risk"], "kl": terms["kl"], "n": terms["n"], "delta": delta})
     theorem = "majority vote by its tandem risk"
     return certify(theorem, _tandem, terms, delta, premises, monte_carlo=monte_carlo, reasons=reasons)
 

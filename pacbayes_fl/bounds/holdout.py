@@ -13,6 +13,8 @@ means to be a function of what was released.
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -21,7 +23,7 @@ from pacbayes_fl.bounds.betting import betting_upper, counted
 from pacbayes_fl.bounds.binomial import binomial_upper
 from pacbayes_fl.bounds.bound import Bound
 from pacbayes_fl.bounds.certificate import Certificate, Formula, Terms, certify
-from pacbayes_fl.bounds.checks import Number, checked, whole
+from pacbayes_fl.bounds.checks import Number, checked, require_alike, whole
 from pacbayes_fl.bounds.client import confidence, in_units, unit_risk
 from pacbayes_fl.bounds.costs import unit_of
 from pacbayes_fl.bounds.kl_inverse import kl_inverse_upper
@@ -29,6 +31,7 @@ from pacbayes_fl.bounds.losses import BoundedLoss, ZeroOne
 from pacbayes_fl.bounds.premises import FIXED, Premises
 from pacbayes_fl.errors import AssumptionError, ShapeError
 
+_INNER: Final = MappingProxyType({"losses": 1})
 _WHOLE = 1e-6  # by which a share of errors times n may miss a whole number
 _OUTWARDS = 1e-9  # errors that are added to it: more than their share, in float64, can be wrong by
 
@@ -49,13 +52,28 @@ def holdout_binomial(risk: Number, n: Number, delta: Number, premises: Premises)
     """
     reasons: tuple[str, ...] = ()
     rows, share = whole("n", n), checked("risk", risk, premises.loss.low, premises.loss.high)
+    require_alike({"risk": share, "n": rows})
     if isinstance(risk, Tensor) and risk.dtype != torch.float64:  # a share of errors that was rounded, maybe down
         share = (share * (1.0 + torch.finfo(torch.float32).eps)).clamp_max(premises.loss.high)
     if not isinstance(premises.loss, ZeroOne):
         reasons = (f"errors are counted, and {premises.loss.name} is no 0-1 loss (holdout-betting is for those)",)
-    elif bool(((errors := share * rows) - errors.round()).abs().gt(_WHOLE * errors.clamp_min(1.0)).any()):
+    elif not bool(whole_errors(share, rows).all()):
         reasons = ("the risk times n is no whole number of errors: it is not that of one fixed predictor on n rows",)
     return _of_fixed("hold-out, binomial tail", _binomial, {"risk": share, "n": rows}, delta, premises, reasons)
+
+
+def whole_errors(risk: Tensor, n: Tensor) -> Tensor:
+    """Say where a share of errors can be that of one predictor: n of its rows have a whole number of them.
+
+    Args:
+        risk: share of errors [*].
+        n: rows [*].
+
+    Returns:
+        bool [*].
+    """
+    errors = risk * n
+    return (errors - errors.round()).abs() <= _WHOLE * errors.clamp_min(1.0)
 
 
 def _binomial(terms: Terms) -> dict[str, Tensor]:
@@ -98,7 +116,7 @@ def holdout_betting(
 
     Raises:
         AssumptionError: when losses are out of range or fewer than rows.
-        ShapeError: when there is none.
+        ShapeError: when there is none, or rows and doubtful are not of the same clients as the losses.
 
     Example:
         >>> import torch
@@ -112,11 +130,10 @@ def holdout_betting(
     values = checked("losses", losses, low, high)
     if values.dim() == 0 or values.shape[-1] == 0:
         raise ShapeError(f"losses must be [N] or [K, N] with at least one row, got {list(values.shape)}")
-    shape = values.shape[:-1]
-    count = torch.full(shape, float(values.shape[-1]), dtype=torch.float64, device=values.device)
-    if rows is not None:
-        count = whole("rows", rows).to(values.device).expand(shape)
-    more = checked("doubtful", doubtful, 0.0).to(values.device).expand(shape)
+    count = whole("rows", values.shape[-1] if rows is None else rows).to(values.device)
+    more = checked("doubtful", doubtful, 0.0).to(values.device)
+    shape = require_alike({"losses": values, "rows": count, "doubtful": more}, _INNER)
+    values, count, more = values.expand(*shape, -1), count.expand(shape), more.expand(shape)
     if bool((wrong := count + more > values.shape[-1]).any()):
         got = f"{(count + more)[wrong].flatten()[0]:g}"
         raise AssumptionError(f"rows must be at most {values.shape[-1]}, the losses given, got {got}")
@@ -289,4 +306,5 @@ def _of_fixed(
             f"a hold-out bound is on one client's predictor, not on {premises.average!r}",
             hint="pool rows of one distribution by hand: they are then one client's",
         )
-    return certify(theorem, formula, terms, delta, replace(premises, predictor=FIXED), reasons=reasons)
+    said = replace(premises, predictor=FIXED)
+    return certify(theorem, formula, terms, delta, said, reasons=reasons, inner=_INNER)

@@ -21,7 +21,7 @@ from pacbayes_fl.bounds.pac_pfl import confidence_factor
 from pacbayes_fl.bounds.premises import Premises, Provenance
 from pacbayes_fl.bounds.record import from_record, to_record
 from pacbayes_fl.bounds.size_weighted import size_weighted
-from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.errors import AssumptionError, ShapeError
 
 _CLOSE = 1e-9
 _ENERGY = (0.9, 1.1, 1.0)  # of three clients, times the risk: their mean is the risk
@@ -230,6 +230,35 @@ def bounds_clients_one_by_one(bound: Bound) -> None:
     _require(same, bound, "bounds_clients_one_by_one", f"{together.tolist()} together, {alone.tolist()} alone")
 
 
+def takes_one_shape(bound: Bound) -> None:
+    """Refuse numbers that are neither one nor one a client, naming them: of two shapes broadcasting would make a third.
+
+    Args:
+        bound: any.
+
+    Raises:
+        AssumptionError: naming the number that it takes.
+    """
+    fixed = ("n", "m", "beta") if bound.group is not None else ()
+    one, premises = numbers_of(bound, 0.1, 2.0, 50, 10.0), premises_of(bound)
+    several = {name: each if name in fixed else torch.stack([each] * len(_ENERGY)) for name, each in one.items()}
+    delta = torch.full((len(_ENERGY),), 0.05, dtype=torch.float64)
+    _certify(bound, several, delta, premises)
+    for name in (*bound.needs, "delta"):
+        number = torch.tensor(0.05, dtype=torch.float64) if name == "delta" else one[name]
+        two = torch.stack([number.flatten()[0] if name in fixed else number] * 2)
+        alone = name == "m" and "free_energy" not in bound.needs  # says itself how many clients there are
+        for wrong in (two.unsqueeze(1), *(() if alone else (two,))):
+            given = {**several, "delta": delta} | {name: wrong}
+            try:
+                _certify(bound, given, given.pop("delta"), premises)
+            except ShapeError as error:
+                if name in str(error):
+                    continue
+            what = f"{name} {list(wrong.shape)} beside numbers of {len(_ENERGY)} clients is not refused by its name"
+            raise _broken(bound, "takes_one_shape", what)
+
+
 def pays_for_estimates(bound: Bound) -> None:
     """Cost more where the risk was estimated by draws, and refuse them where nothing is paid for them.
 
@@ -301,6 +330,7 @@ LAWS: Mapping[str, Callable[[Bound], None]] = MappingProxyType(
             has_slopes,
             is_rebuilt,
             bounds_clients_one_by_one,
+            takes_one_shape,
             pays_for_estimates,
             refuses_what_it_cannot_bound,
             pools_as_it_states,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pacbayes_fl.bounds.bound import Bound, PerClient
 from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo, Terms, certify
-from pacbayes_fl.bounds.checks import Number, checked, whole
+from pacbayes_fl.bounds.checks import Number, checked, require_alike, whole
 from pacbayes_fl.bounds.energies import (
     average_energy,
     by_client,
@@ -152,15 +152,17 @@ def lemma_4_6(
     rows = whole("m", m)
     if rows.dim() != 1:
         raise ShapeError(f"m must be one number a client [K], got {list(rows.shape)}")
-    n, one, loss = len(rows), one_beta(beta), premises.loss
+    n, one, loss = len(rows), one_beta(beta, rows), premises.loss
     numbers = {"lam": checked("lam", lam, 0.0, strict=True), "v": checked("v", v, 0.0), "n2": checked("n2", n2, 0.0, n)}
     log_normaliser = torch.as_tensor(log_z, dtype=torch.float64)
+    require_alike({"log_z": log_normaliser, **numbers})
     factor = confidence_factor(one, n, **numbers)
     checked("-C log_z", -factor * log_normaliser, loss.low, loss.high)
     terms = {"log_z": log_normaliser, "beta": one, "m": rows, **numbers}
     reasons = (*gibbs_only(premises), *drawn_alike(premises), *_as_printed(one, n, **numbers))
     premises = replace(premises, average="new client on average")
-    return certify("PAC-PFL Lemma 4.6 as printed", _lemma_4_6, terms, delta, premises, reasons=reasons)
+    theorem = "PAC-PFL Lemma 4.6 as printed"
+    return certify(theorem, _lemma_4_6, terms, delta, premises, reasons=reasons, inner={"m": 1})
 
 
 def _lemma_4_6(terms: Terms) -> dict[str, Tensor]:
@@ -202,7 +204,7 @@ def _printed(
     monte_carlo: MonteCarlo | None,
 ) -> Certificate:
     energy = free_energies(free_energy, premises, bounded=True)
-    n, one, loss = energy.shape[-1], one_beta(beta), premises.loss
+    n, one, loss = energy.shape[-1], one_beta(beta, energy), premises.loss
     rows, coming = by_client("m", whole("m", m), energy, 1.0), by_client("later", later, energy, 0.0)
     blind = by_client("unknown", torch.as_tensor(unknown).double(), energy, 0.0) > 0
     shift = theorem_delta(one, rows, coming, n, low=loss.low, high=loss.high)
@@ -211,6 +213,7 @@ def _printed(
         "v": checked("v", v, 0.0, strict=True),
         "n2": ((coming > 0) | blind).sum().double(),
     }
+    require_alike({"free_energy": energy, **numbers}, {"free_energy": 1})
     reasons = [*gibbs_only(premises), *_as_printed(one, n, **numbers)]
     if bool(numbers["n2"] > 0):
         reasons.append("step 2 of the proof, on later rows, is false: `server_bound` has another")
@@ -227,7 +230,8 @@ def _printed(
         **numbers,
     }
     premises = replace(premises, average="clients on average")
-    return certify(theorem, _theorem_4_2, terms, delta, premises, monte_carlo=monte_carlo, reasons=tuple(reasons))
+    more, inner = tuple(reasons), {"free_energy": 1, "m": 1, "shift": 1}
+    return certify(theorem, _theorem_4_2, terms, delta, premises, monte_carlo=monte_carlo, reasons=more, inner=inner)
 
 
 def _as_printed(beta: Tensor, n: int, lam: PerClient, n2: Tensor, v: Tensor) -> tuple[str, ...]:

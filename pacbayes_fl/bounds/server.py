@@ -21,14 +21,15 @@ and `new_clients` are proved as they stand; the theorem and the lemmas of PAC-PF
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, get_args
+from types import MappingProxyType
+from typing import Final, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from pacbayes_fl.bounds.bound import Bound, PerClient
 from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo, Terms, certify, split_delta
-from pacbayes_fl.bounds.checks import Number, checked, whole
+from pacbayes_fl.bounds.checks import Number, checked, require_alike, whole
 from pacbayes_fl.bounds.energies import (
     GIBBS_ONLY,
     average_energy,
@@ -48,6 +49,7 @@ from pacbayes_fl.errors import AssumptionError
 Weights = Literal["equal", "beta"]
 
 _ROUNDING = 1e-9
+_INNER: Final = MappingProxyType(dict.fromkeys(("free_energy", "beta", "m", "later", "weights"), 1))
 
 
 def server_bound(
@@ -126,7 +128,8 @@ def server_bound(
         reasons.append(f"with later rows {GIBBS_ONLY}")
     theorem = "server level (PAC-PFL Theorem 4.2, repaired)" + (", averaged over later rows" if gathering else "")
     premises = replace(premises, average="clients by beta" if weights == "beta" else "clients on average")
-    return certify(theorem, _server, terms, delta, premises, monte_carlo=monte_carlo, reasons=tuple(reasons))
+    more = tuple(reasons)
+    return certify(theorem, _server, terms, delta, premises, monte_carlo=monte_carlo, reasons=more, inner=_INNER)
 
 
 def _server(terms: Terms) -> dict[str, Tensor]:
@@ -196,11 +199,12 @@ def new_clients(
     energy = free_energies(free_energy, premises, bounded=True)
     fewest = by_client("m", whole("m", m), energy, 1.0).min()
     split_delta(delta)
+    require_alike({"free_energy": energy, "kl": finite_divergence(kl), "delta": delta}, _INNER)
     nats = -torch.as_tensor(delta, dtype=torch.float64).log()
     best = (8.0 * energy.shape[-1] * nats).sqrt() / (premises.loss.high - premises.loss.low)
     terms = {
         "free_energy": energy,
-        "beta": one_beta(beta),
+        "beta": one_beta(beta, energy),
         "m": fewest,
         "kl": finite_divergence(kl),
         "lam": best if lam is None else checked("lam", lam, 0.0, strict=True),
@@ -208,7 +212,8 @@ def new_clients(
     reasons = (*in_range(premises), *drawn_alike(premises))
     premises = replace(premises, average="new client on average")
     theorem = f"new clients with at least {fewest.item():.15g} rows (PAC-PFL Lemma 4.6, repaired)"
-    return certify(theorem, _new_clients, terms, delta, premises, monte_carlo=monte_carlo, reasons=reasons)
+    inner = {"free_energy": 1}
+    return certify(theorem, _new_clients, terms, delta, premises, monte_carlo=monte_carlo, reasons=reasons, inner=inner)
 
 
 def _new_clients(terms: Terms) -> dict[str, Tensor]:

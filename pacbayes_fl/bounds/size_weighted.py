@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from pacbayes_fl.bounds.bound import Bound
 from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo
-from pacbayes_fl.bounds.checks import Number, checked, whole
+from pacbayes_fl.bounds.checks import Number, checked, require_alike, whole
 from pacbayes_fl.bounds.client import SEEGER
 from pacbayes_fl.bounds.premises import Premises
-from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.errors import AssumptionError, ShapeError
 
 
 def size_weighted(
-    risk: Tensor,
-    kl: Tensor,
-    n: Tensor,
+    risk: Number,
+    kl: Number,
+    n: Number,
     delta: Number,
     premises: Premises,
     *,
@@ -34,9 +32,9 @@ def size_weighted(
     where every row has one of its own, the trials of all clients together are its trials.
 
     Args:
-        risk: empirical risks [K], in the unit of the loss.
-        kl: [K], in nats.
-        n: rows [K].
+        risk: empirical risks [] or [K], in the unit of the loss; one number is that of each of the K clients.
+        kl: of each client from its own prior [] or [K], in nats.
+        n: rows of each client [] or [K].
         delta: probability with which it may fail, [] or [K].
         premises: of every client.
         bound: one that is `poolable`.
@@ -47,6 +45,8 @@ def size_weighted(
 
     Raises:
         AssumptionError: when the bound does not hold at pooled rows, or no number can be formed.
+        ShapeError: when none of risk, kl and n says how many clients there are, two disagree, or the draws are those of
+            clients.
 
     Example:
         >>> import torch
@@ -59,9 +59,17 @@ def size_weighted(
     if not bound.poolable:
         what = f"the bound {bound.name!r} does not hold at pooled rows of clients that are not alike"
         raise AssumptionError(what, hint="one whose record says poolable, such as 'seeger'")
-    loss, rows = premises.loss, whole("n", n)
-    average = (checked("risk", risk, loss.low, loss.high) * rows).sum() / rows.sum()
-    divergence = checked("kl", kl, 0.0).sum()
+    loss = premises.loss
+    each = {"risk": checked("risk", risk, loss.low, loss.high), "kl": checked("kl", kl, 0.0), "n": whole("n", n)}
+    clients = require_alike(each)
+    if len(clients) != 1:
+        what = f"risk, kl and n must be of K clients, at least one of them [K], got {list(clients)}"
+        raise ShapeError(what, hint="one client's bound is the function itself, such as `seeger`")
+    if monte_carlo is not None and monte_carlo.risks is not None and monte_carlo.risks.dim() > 1:
+        what = f"the risks of draws must be those of the average [M], got {list(monte_carlo.risks.shape)}"
+        raise ShapeError(what, hint="average every draw over the clients by their rows")
+    rows, divergence = each["n"].expand(clients), each["kl"].expand(clients).sum()
+    average = (each["risk"] * rows).sum() / rows.sum()
     together = replace(premises, average="size-weighted clients")
     numbers = {"risk": average, "kl": divergence, "n": rows.sum()}
     return bound.certify(numbers, delta, together, monte_carlo)

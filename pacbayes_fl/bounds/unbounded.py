@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pacbayes_fl.bounds.bound import Bound
 from pacbayes_fl.bounds.certificate import Certificate, Terms, certify
-from pacbayes_fl.bounds.checks import Number, checked, whole
+from pacbayes_fl.bounds.checks import Number, checked, require_alike, whole
 from pacbayes_fl.bounds.client import confidence
 from pacbayes_fl.bounds.premises import Premises, not_of_fixed
 from pacbayes_fl.errors import AssumptionError
@@ -62,6 +62,7 @@ def sub_gamma(
         "variance_factor": checked("variance_factor", variance_factor, 0.0, strict=True),
         "scale": checked("scale", scale, 0.0),
     }
+    require_alike(terms)
     if bool((terms["beta"] * terms["scale"] >= terms["n"]).any()):
         most = (terms["n"] / terms["scale"]).min().item()
         raise AssumptionError(f"beta must be below n / scale, {most:g}", hint="a smaller beta, fixed before the rows")

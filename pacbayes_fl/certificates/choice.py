@@ -62,8 +62,9 @@ def candidates(method: AnyMethod, prior: Any, refined: Candidate, subset: BoundR
         noise: as for Q, at its beginning.
 
     Returns:
-        The refined posterior, those between, and the prior.
+        The refined posterior, those between, and the prior that the divergences are from.
     """
+    prior = method.refined_from(prior, subset.seen)
     ends = refined, Candidate(0.0, prior, torch.zeros_like(refined.kl))
     between: list[Candidate] = []
     bare, wrap = unwrapped(refined.posterior), _wrapper(refined.posterior)

@@ -74,8 +74,8 @@ class Measured(NamedTuple):
         losses: of the predictor that was fixed before the rows [K, N]: of n rows that count, then of those that may.
         doubtful: how many may [K].
         share: how far each posterior is on the way from the prior, 0, to the refined one, 1 [K].
-        variance: of the losses over rows, averaged over hypotheses, or an upper bound of it [K]; NaN where no bound
-            asks for it, as `log_ratio`.
+        variance: of the losses over rows, averaged over hypotheses, or an upper bound of it [K], R^2 / 4 where draws
+            have a hypothesis for every row; NaN where no bound asks for it, as `log_ratio`.
         log_ratio: ln dQ/dP at the network that was drawn [K], in nats; the risks are then those of this network.
         trials: independent losses behind the risk [K], where rows have hypotheses of their own and all of them count;
             None elsewhere.
@@ -312,7 +312,8 @@ def _chosen(
 
     def bound(one: Candidate) -> Tensor:
         made, kl = risks[id(one.posterior)], one.kl.nan_to_num(_FAR, _FAR)
-        known = {"risk": made.risk.nan_to_num(loss.high), "variance": made.variance.nan_to_num(0.0), **numbers}
+        variance = torch.minimum(made.variance, largest_variance(made.risk, loss)).nan_to_num(0.0)
+        known = {"risk": made.risk.nan_to_num(loss.high), "variance": variance, **numbers}
         known |= {"kl": kl, "log_ratio": kl}  # which is the mean of it
         return request.record.certify(known, request.delta * request.shares[0], premises).value
 
@@ -361,11 +362,13 @@ def _risks(
                 squares = torch.where(rows.mask, one - mean.unsqueeze(1), 0.0).square().sum(1) / size
                 variances[place].append(squares if plain else largest_variance(mean, loss))
     result = []
-    for known, varied in zip(risks, variances, strict=True):
+    for posterior, known, varied in zip(posteriors, risks, variances, strict=True):
         own = torch.stack(known, 1)
-        beside = torch.stack(varied, 1) if spread else None
         nothing = torch.full_like(own[:, 0], math.nan)
-        result.append(_Risk(own.mean(1), nothing if beside is None else beside.mean(1), nothing, own, beside))
+        apart = bool(getattr(unwrapped(posterior), "rows_apart", False))  # no draw is a hypothesis that varies
+        beside = torch.stack(varied, 1) if spread and not apart else None
+        largest = torch.full_like(nothing, 0.25 * (loss.high - loss.low) ** 2) if spread else nothing
+        result.append(_Risk(own.mean(1), largest if beside is None else beside.mean(1), nothing, own, beside))
     return result
 
 

@@ -165,6 +165,14 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         )
 
     @default
+    def refined_from(self, prior: Any, seen: ClientBatch) -> Any:
+        """P of `refine`, over the hypotheses of Q: `prior` itself, unless these are drawn up for rows that come later.
+
+        Bounds at KL = 0 are of this posterior, and not of one that merely predicts alike.
+        """
+        return prior
+
+    @default
     def absorb(self, message: Message, state: Client, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Client:
         """State of trained clients after rows that came later, such that `personalise` on all rows learns from them.
 

@@ -137,6 +137,10 @@ class Tempered(Method[Server, Message, Client, Update]):
         result = self.inner.refine(prior.inner, seen, rows, noise)
         return result._replace(posterior=tempered(result.posterior, self.temperature))
 
+    def refined_from(self, prior: TemperedPosterior, seen: ClientBatch) -> TemperedPosterior:
+        """As in the wrapped method, tempered."""
+        return tempered(self.inner.refined_from(prior.inner, seen), self.temperature)
+
     def global_model(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> Posterior | None:
         """The tempered global model."""
         result = self.inner.global_model(message, state, batch, noise)

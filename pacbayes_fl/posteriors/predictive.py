@@ -96,7 +96,11 @@ class FinitePosterior(Protocol):
 
 @runtime_checkable
 class SampledPosterior(Protocol):
-    """A posterior whose hypotheses can be drawn, independently of one another."""
+    """A posterior whose hypotheses can be drawn, independently of one another.
+
+    One of which a draw is a hypothesis for every row, and not one for all, says so by `rows_apart = True`: its mean
+    over rows is as that of a hypothesis, and what varies from row to row is not.
+    """
 
     def sample_hypotheses(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
         """Predictions of each draw at inputs x [K, N, *feature], batch shape [K, N]."""

@@ -12,7 +12,7 @@ import torch
 from scipy import optimize, special, stats
 
 from pacbayes_fl import bounds
-from pacbayes_fl.bounds import MonteCarlo, Premises, Provenance, bernstein
+from pacbayes_fl.bounds import MonteCarlo, Premises, Provenance, bernstein, client
 from pacbayes_fl.bounds.coverage import MOST, coverage
 
 FINE = Premises(Provenance("data-free"), independent=True)
@@ -73,6 +73,20 @@ def test_the_bound_is_the_root_that_another_solver_finds() -> None:
     assert expected <= value == pytest.approx(expected, rel=1e-9)
 
 
+def test_a_variance_by_few_draws_covers_however_many_trials_the_risk_has() -> None:
+    """One of ten hypotheses errs on every second row, the others never: V^ = 0.025, by ten draws. As if the draws were
+    the trials, the certified variance was below V^ in a third of all worlds; the risk of all rows is exact here."""
+    draws, n, fails = 10, 10_000, 0.0
+    for hits in range(draws + 1):
+        variances = torch.where(torch.arange(draws) < hits, 0.25, 0.0).double()
+        estimate = MonteCarlo(draws, 0.01, variances=variances, trials=draws * n)
+        terms = bounds.empirical_bernstein(0.05, variances.mean(), 3.0, n, 0.05, FINE, monte_carlo=estimate).terms
+        halved = {**terms, "mc_delta": 0.5 * terms["mc_delta"]}
+        variance = bernstein._unit_variance(halved, client.unit_risk(halved)).item()
+        fails += stats.binom.pmf(hits, draws, 0.1) if variance < 0.025 else 0.0
+    assert fails <= 0.005
+
+
 def failure(n: int, chance: float, delta: float, bound: Callable[[torch.Tensor], torch.Tensor]) -> float:
     """P[bound < chance] for one hypothesis that errs with a chance, by its number of errors."""
     pmf = torch.from_numpy(stats.binom.pmf(np.arange(n + 1), n, chance))
@@ -117,5 +131,8 @@ def test_draws_pay_for_the_risk_and_the_variance_and_equal_ones_hardly_anything(
     risk, four = (bounds.kl_inverse_upper(torch.tensor(q), torch.tensor(nats / m)).item() for q in (0.2, 4 * 0.01))
     by_hand = bounds.empirical_bernstein(risk, four / 4, 3.0, 500, 0.04, FINE).value.item()
     assert plain.value.item() == pytest.approx(by_hand, rel=1e-7)
+    largest = bounds.empirical_bernstein(0.2, 0.25, 3.0, 500, 0.05, FINE, monte_carlo=MonteCarlo(1000, 0.01))
+    by_risk = bounds.empirical_bernstein(risk, risk * (1 - risk), 3.0, 500, 0.04, FINE).value.item()
+    assert largest.value.item() == pytest.approx(by_risk, rel=1e-7)
     fixed = Premises(Provenance("data-free"), independent=True, predictor="fixed predictor")
     assert not bounds.empirical_bernstein(0.2, 0.01, 3.0, 500, 0.05, fixed).valid

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
+from pacbayes_fl.bounds.bernstein import empirical_bernstein
+from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo
 from pacbayes_fl.bounds.checks import checked, in_declared_range, whole
 from pacbayes_fl.bounds.client import gibbs, seeger
 from pacbayes_fl.bounds.losses import LossRange
 from pacbayes_fl.bounds.premises import Premises, Provenance
+from pacbayes_fl.bounds.record import from_record, to_record
 from pacbayes_fl.bounds.table import BOUNDS
 from pacbayes_fl.errors import AssumptionError, ShapeError
 from tests.bounds.worlds import CLIENT_BOUNDS
@@ -40,6 +46,38 @@ def test_counts_are_whole_numbers() -> None:
         with pytest.raises(AssumptionError, match=r"n must be at least 1 and a whole number, got 9.5 \(client 1\)"):
             prior = Provenance("row-level DP", 0.1) if BOUNDS[name].private else Provenance("split")
             BOUNDS[name].certify(numbers, 0.05, dataclasses.replace(FINE, prior=prior))
+
+
+def test_shapes_that_would_broadcast_to_a_third_are_refused() -> None:
+    said = r"kl must be one number \[\] or one a client, \[2, 1\] as risk is, got \[3\]"
+    with pytest.raises(ShapeError, match=said):
+        seeger(torch.zeros(2, 1), torch.zeros(3), 10, 0.05, FINE)
+    assert seeger(torch.zeros(2, 3), 1.0, torch.full((2, 3), 10), 0.05, FINE).value.shape == (2, 3)
+    for wrong in (
+        MonteCarlo(5, torch.full((2,), 0.01)),
+        MonteCarlo(5, 0.01, risks=torch.zeros(2, 5)),
+        MonteCarlo(5, 0.01, trials=torch.full((2,), 10)),
+    ):
+        with pytest.raises(ShapeError, match=r"must be one number \[\] or one a client, \[3\] as risk is, got \[2\]"):
+            seeger(torch.zeros(3), 1.0, 10, 0.05, FINE, monte_carlo=wrong)
+
+
+@pytest.mark.parametrize("make", [seeger, lambda risk, *more, **draws: empirical_bernstein(risk, 0.01, *more, **draws)])
+def test_delta_is_a_number_of_any_library_or_refused(make: Callable[..., Certificate]) -> None:
+    plain = make(0.1, 5.0, 100, 0.05, FINE)
+    for same in (np.float32(0.05), np.float64(0.05), np.array(0.05)):
+        certificate = make(0.1, 5.0, 100, same, FINE)
+        assert certificate.value.item() == pytest.approx(plain.value.item(), rel=1e-6)
+        assert "probability at least 0.95" in str(certificate) and json.loads(certificate.to_json())["valid"]
+        assert from_record(json.loads(json.dumps(to_record(certificate)))).value == certificate.value
+    several = make(0.1, 5.0, 100, np.array([0.05, 0.1]), FINE, monte_carlo=MonteCarlo(10, np.float32(0.01)))
+    tensors = make(0.1, 5.0, 100, torch.tensor([0.05, 0.1]).double(), FINE, monte_carlo=MonteCarlo(10, 0.01))
+    assert several.value.tolist() == pytest.approx(tensors.value.tolist(), rel=1e-6) and json.loads(several.to_json())
+    for wrong in ([0.05, 0.1], "0.05", None, np.array(["0.05"])):
+        with pytest.raises(AssumptionError, match="delta must be one number, or a tensor of one a client"):
+            make(0.1, 5.0, 100, wrong, FINE)
+        with pytest.raises(AssumptionError, match="delta of draws must be one number, or a tensor"):
+            make(0.1, 5.0, 100, 0.05, FINE, monte_carlo=MonteCarlo(10, wrong))  # type: ignore[arg-type]
 
 
 def test_a_loss_stays_in_its_range_on_every_row_that_counts() -> None:

@@ -29,9 +29,9 @@ def test_numbers_are_one_or_one_a_client() -> None:
     assert by_client("m", 5.0, energy, 1.0).tolist() == [5.0, 5.0, 5.0]
     with pytest.raises(ShapeError, match=r"m must be one number \[\] or one a client \[3\], got \[2\]"):
         by_client("m", torch.ones(2), energy, 1.0)
-    assert one_beta(torch.tensor([2.0, 2.0])).item() == 2.0
+    assert one_beta(torch.tensor([2.0, 2.0]), torch.zeros(2)).item() == 2.0
     with pytest.raises(AssumptionError, match="the same for all clients, got 2 to 3"):
-        one_beta(torch.tensor([2.0, 3.0]))
+        one_beta(torch.tensor([2.0, 3.0]), torch.zeros(2))
     with pytest.raises(AssumptionError, match="the divergence of atoms"):
         finite_divergence(math.inf)
 

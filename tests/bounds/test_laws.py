@@ -76,6 +76,7 @@ def tighter_at_pooled_rows(said: Premises) -> Premises:
         (altered(CATONI, beta=lambda beta: beta + 1), laws.has_the_unit_of_the_loss),
         (altered(SEEGER, kl=stopped), laws.has_slopes),
         (altered(SEEGER, kl=lambda kl: kl.sum()), laws.bounds_clients_one_by_one),
+        (altered(SEEGER, kl=lambda kl: kl.mean()), laws.takes_one_shape),
         (altered(SEEGER, monte_carlo=lambda draws: None), laws.pays_for_estimates),
         (altered(SEEGER, premises=lambda said: dataclasses.replace(said, tried=1)), laws.refuses_what_it_cannot_bound),
         (altered(SEEGER, kl=lambda kl: kl.nan_to_num(0, 0)), laws.refuses_what_it_cannot_bound),

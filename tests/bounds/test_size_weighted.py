@@ -19,7 +19,7 @@ from pacbayes_fl.bounds.premises import Premises, Provenance
 from pacbayes_fl.bounds.server import new_clients, server_bound
 from pacbayes_fl.bounds.size_weighted import size_weighted
 from pacbayes_fl.bounds.table import BOUNDS
-from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.errors import AssumptionError, ShapeError
 
 FINE = Premises(Provenance("data-free"), independent=True, posterior="exact Gibbs")
 WORLDS, DELTA = 2000, 0.05
@@ -60,6 +60,25 @@ def test_the_pooled_bound_sums_rows_and_divergences(name: str) -> None:
     for wrong in (math.inf, -1.0):
         with pytest.raises(AssumptionError, match="kl must be finite"):
             size_weighted(risk, torch.tensor([1.0, wrong, 0.0]), n, 0.05, FINE)
+
+
+@pytest.mark.parametrize("name", ["risk", "kl", "n"])
+def test_one_number_counts_for_every_client_of_a_pool_and_other_shapes_are_refused(name: str) -> None:
+    """A scalar KL that counted once made the bound of 100 clients with fair coins fail in every second world."""
+    each = {"risk": torch.full((100,), 0.3), "kl": torch.full((100,), math.log(2.0)), "n": torch.full((100,), 10.0)}
+    one = {**each, name: each[name][0]}
+    assert (
+        size_weighted(**one, delta=DELTA, premises=FINE).value
+        == size_weighted(**each, delta=DELTA, premises=FINE).value
+    )
+    for wrong in (each[name].unsqueeze(1), each[name][:2], each[name][:1]):
+        with pytest.raises(ShapeError, match=name):
+            size_weighted(**{**each, name: wrong}, delta=DELTA, premises=FINE)
+    with pytest.raises(ShapeError, match=r"at least one of them \[K\], got \[\]"):
+        size_weighted(0.3, 1.0, 10, DELTA, FINE)
+    draws = MonteCarlo(5, 0.01, risks=torch.full((100, 5), 0.3))
+    with pytest.raises(ShapeError, match=r"risks of draws must be those of the average \[M\], got \[100, 5\]"):
+        size_weighted(**each, delta=DELTA, premises=FINE, monte_carlo=draws)
 
 
 def test_the_pooled_bound_covers_clients_with_posteriors_of_their_own_and_needs_their_divergences() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,13 @@ from tests.tiny_images import tiny_images, write_root
 SPLIT = "report.certify.scheme=split"
 
 
+class Refining:
+    """A method whose posteriors are refined as they are."""
+
+    def refined_from(self, prior: Any, seen: Any) -> Any:
+        return prior
+
+
 @pytest.fixture(scope="module")
 def trained() -> Trained:
     return train(tiny(SPLIT, "federation.rounds=2"))
@@ -44,7 +52,7 @@ def test_between_prior_and_posterior_the_divergence_grows_and_each_client_gets_i
     noise = Noise(0, 0, (1, 2))
     posteriors = [WeightPosterior(None, family, 1, noise) for family in (p, q)]  # type: ignore[arg-type]
     refined = Candidate(1.0, posteriors[1], q.kl(p))
-    among = candidates(None, posteriors[0], refined, None, noise)  # type: ignore[arg-type]
+    among = candidates(Refining(), posteriors[0], refined, SimpleNamespace(seen=None), noise)  # type: ignore[arg-type]
     assert [one.share for one in among] == [1.0, *SHARES, 0.0]
     assert bool((torch.stack([one.kl for one in among]).diff(dim=0) < 0).all())
     half = among[1 + SHARES.index(0.5)]
@@ -74,7 +82,7 @@ def test_a_part_of_the_rows_is_a_posterior_of_that_part(trained: Trained) -> Non
     assert group is not None
     seen: list[list[int]] = []
 
-    class Counting:
+    class Counting(Refining):
         def refine(self, prior: Any, before: Any, rows: Any, noise: Any) -> Any:
             seen.append(rows.size.tolist())
             return prior, torch.zeros(rows.clients)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +16,15 @@ from pacbayes_fl.bounds.risk import drawn_losses
 from pacbayes_fl.certificates import measure as study_certify_measure
 from pacbayes_fl.certificates.clients import certify
 from pacbayes_fl.certificates.measure import SHIPPED, Measured, measure, with_priors
+from pacbayes_fl.certificates.repeats import Repeats
 from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.certificates.rows import bound_rows_of
+from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.functions import class_tree
+from pacbayes_fl.posteriors.functions.class_tree import SphereKernel
+from pacbayes_fl.posteriors.tempered import tempered
 from pacbayes_fl.study.run import Trained, train
 from tests.tiny import tiny
 from tests.tiny_images import tiny_images, write_root
@@ -130,6 +136,23 @@ def test_the_variance_of_drawn_networks_is_that_of_a_loop_over_draws(images: Tra
     by_hand = torch.stack([one.var(1, correction=0) for one in each], 1)
     torch.testing.assert_close(made.variances, by_hand, rtol=1e-4, atol=1e-9)
     torch.testing.assert_close(made.variance, by_hand.mean(1), rtol=1e-4, atol=1e-9)
+
+
+def test_the_variance_of_functions_that_are_drawn_row_by_row_is_never_below_that_of_one_function() -> None:
+    """Every function errs at one of two equal rows with other labels: each has the variance 1 / 4, whatever it is."""
+    z = torch.nn.functional.normalize(torch.randn(10, 3, generator=torch.Generator().manual_seed(0)), dim=-1).double()
+    rows = ClientBatch.pad([(torch.cat((z, z)), torch.arange(20) // 10)], ["a"], classes=2)
+    tree = class_tree.grow(torch.tensor([[[0.0], [1.0]]]).double(), torch.ones(1, 2, dtype=torch.bool))
+    posterior = class_tree.condition(lambda x: x, SphereKernel(), tree, rows, 10, 1e-3)
+    subset: Any = SimpleNamespace(rows=rows, repeats=Repeats(torch.arange(20).unsqueeze(0), False))
+    request, noise = Request("empirical-bernstein", draws=200), Noise(0, 7, (0,))
+    for one in (posterior, tempered(posterior, 2.0)):
+        (made,) = study_certify_measure._risks([one], subset, ZeroOne(), request, noise)
+        assert made.variance.item() == 0.25 and made.variances is None and made.risks is not None
+        estimate = request.estimate(200, 0.05, made.risks, made.variances, None)
+        numbers = {"risk": made.risk, "variance": made.variance, "kl": posterior.kl(), "n": torch.tensor([20.0])}
+        certificate = request.record.certify(numbers, 0.05, Premises(Provenance("split"), True), estimate)
+        assert certificate.valid and 0.45 < made.risk.item() < 0.55 < certificate.value.item()
 
 
 def test_the_variance_of_functions_is_never_below_that_of_their_draws() -> None:

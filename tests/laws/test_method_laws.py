@@ -6,6 +6,7 @@ import math
 import random
 import statistics
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import gpytorch
@@ -16,8 +17,10 @@ import pytest
 import torch
 
 from pacbayes_fl import tensors
+from pacbayes_fl.certificates.choice import Candidate, candidates, unwrapped
+from pacbayes_fl.certificates.rows import none_of
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import StudyError
+from pacbayes_fl.errors import AssumptionError, StudyError
 from pacbayes_fl.federation import cohort, engine, federation_state, messages, personalisation
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.methods import METHODS
@@ -31,6 +34,8 @@ from pacbayes_fl.methods.baselines.vanilla_bnn import VanillaBNN
 from pacbayes_fl.methods.variational.cfedbayes import CFedBayes
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.plots import learning_curve
+from pacbayes_fl.posteriors.predictive import SampledPosterior
+from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.results.recorded import RECORDED
 from pacbayes_fl.results.records import Result
 from pacbayes_fl.results.rounds import RoundRecord
@@ -123,6 +128,31 @@ def test_later_rows_are_learned_from_or_refused(case: Case, d: int) -> None:
     changed = torch.stack([(one != learned[name]).flatten(1).any(1) for name, one in before.items()])
     assert float(changed.any(0).double().mean()) >= 0.5
     assert_close(predicted(every[1:2]), tensors.select(learned, every[1:2]))
+
+
+@every_method
+def test_a_bound_at_no_divergence_is_of_the_very_prior_that_divergences_are_from(case: Case, d: int) -> None:
+    """Q of no further rows is P: the candidate that is certified at KL = 0 predicts and is drawn from as that is."""
+    s = scene(case, d)
+    for seen in (s.batch, none_of(s.batch)):
+        noise = s.noise(s.batch.ids, 0)
+        prior = s.method.personalise(s.message, s.clients, seen, noise.copy())
+        try:
+            same, nothing = s.method.refine(prior, seen, none_of(s.batch), noise.copy())
+        except AssumptionError as error:
+            assert "no posterior over hypotheses" in str(error) or "no bound holds of it" in str(error)
+            return
+        assert nothing.abs().max() <= 1e-9
+        rows: Any = SimpleNamespace(seen=seen, rows=s.batch)
+        refined = Candidate(1.0, *s.method.refine(prior, seen, s.batch, noise.copy()))
+        *_, last = candidates(s.method, prior, refined, rows, noise.copy())
+        assert last.share == 0.0 and not last.kl.any()
+        if not isinstance(unwrapped(same), WeightPosterior):  # whose predictions average over draws of their own
+            assert_close(numbers(last.posterior.predict(s.points)), numbers(same.predict(s.points)))
+        if isinstance(same, SampledPosterior):
+            draws = [[*one.sample_hypotheses(s.points, 3, noise.copy())] for one in (last.posterior, same)]
+            for mine, theirs in zip(*draws, strict=True):
+                torch.testing.assert_close(mine.mean, theirs.mean, equal_nan=True)
 
 
 @every_method

@@ -140,10 +140,13 @@ class PFedGPTree(Stateless):
         Returns:
             Q, and KL(Q || P) [K], in nats, float64: exact, whatever the mean fields are worth.
         """
-        tree = class_tree.with_leaves(prior.tree)
-        before = self._condition(prior.embed, tree, seen)
-        posterior = self._condition(prior.embed, tree, seen.extend(rows))
+        before = self.refined_from(prior, seen)
+        posterior = self._condition(before.embed, before.tree, seen.extend(rows))
         return RefinedPosterior(posterior, posterior.kl_from(before))
+
+    def refined_from(self, prior: TreePosterior, seen: ClientBatch) -> TreePosterior:
+        """P with trees of all classes for clients of whom no rows were seen."""
+        return self._condition(prior.embed, class_tree.with_leaves(prior.tree), seen)
 
     def footprint(self, rows: int) -> int:
         """Numbers per client: the network's, or one covariance per classifier."""

@@ -174,6 +174,10 @@ class PriorChoice(Method[Server, Message, Nothing, Regrets]):
         """As in the wrapped method."""
         return self.inner.refine(prior, seen, rows, noise)
 
+    def refined_from(self, prior: Any, seen: ClientBatch) -> Any:
+        """As in the wrapped method."""
+        return self.inner.refined_from(prior, seen)
+
     def learned_priors(self, server: Server) -> LearnedPriors:
         """As in the wrapped method."""
         return self.inner.learned_priors(server)

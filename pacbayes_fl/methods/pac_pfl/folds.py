@@ -176,6 +176,10 @@ class CrossFitted(Method[Server, Message, Nothing, Update]):
         """Delegate to the wrapped method; see there."""
         return self.inner.refine(prior, seen, rows, noise)
 
+    def refined_from(self, prior: Any, seen: ClientBatch) -> Any:
+        """As in the wrapped method."""
+        return self.inner.refined_from(prior, seen)
+
     @property
     def finite_posterior(self) -> bool:
         """As in the wrapped method."""

@@ -242,6 +242,11 @@ class TreePosterior:
         """Whether predictions average over several functions."""
         return True
 
+    @property
+    def rows_apart(self) -> bool:
+        """Whether a draw is a hypothesis for every row: single functions would take their covariance at all rows."""
+        return True
+
     def marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Distribution of the functions' values, node by node.
 
@@ -287,7 +292,8 @@ class TreePosterior:
     def sample_hypotheses(self, x: Tensor, draws: int, noise: Noise) -> Iterator[Categorical]:
         """Draw values of the functions, each row and node on its own: a mean over rows needs no more.
 
-        The mean over rows of a draw has the expectation of a function's, and draws are independent of one another.
+        The mean over rows of a draw has the expectation of a function's, and draws are independent of one another. Not
+        so their variance over rows, which may be smaller than any function's: `rows_apart`.
 
         Args:
             x: inputs [K, M, *feature].
