@@ -49,6 +49,7 @@ def print_comparison(results: Sequence[Result]) -> None:
     """
     print_cells(comparison.table(results))
     print_bins(results)
+    _say_seldom(results)
     print_rows(results)
     print_privacy(results)
 
@@ -106,6 +107,7 @@ def print_table(result: Result) -> None:
         _say_not_finite(group, entry["n_clients"], {name: _within(entry, name) or {} for name in names}, "clients")
     _print_fallen(result.labels)
     print_bins([result])
+    _say_seldom([result])
     print_rows([result])
     _say_choices(result.labels)
     if "privacy" in result.labels:
@@ -264,6 +266,13 @@ def print_bins(results: Sequence[Result]) -> None:
         values = sorted({result.labels[option.setting] for result in results if option.setting in result.labels})
         if values:
             say(f"{' and '.join(names)}: {option.sentence.format(' or '.join(map(str, values)))}")
+
+
+def _say_seldom(results: Sequence[Result]) -> None:
+    from pacbayes_fl.results.calibration import too_seldom
+
+    for line in too_seldom(results):
+        say(line)
 
 
 def print_rows(results: Sequence[Result]) -> None:

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from pacbayes_fl import files, names
 from pacbayes_fl.files import JsonMapping
-from pacbayes_fl.results.client_rows import ClientRows
+from pacbayes_fl.results.client_rows import GROUPS, ClientRows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +29,7 @@ PIT_BINS: Final = 20
 HELD: Final = 0.95
 """Nominal coverage of the intervals that a run keeps, and probability of a band."""
 
+_SELDOM: Final = 0.85  # coverage of such intervals, below which they are said to be too narrow
 _FEW: Final = 24  # values of a column that are a part of rows each
 _PARTS: Final = 10  # of a column that has more
 _COLUMNS: Final = ("group", "by", "low", "high", "client", "rows", "share", "expected", "band_low", "band_high")
@@ -36,6 +37,10 @@ _COLUMNS: Final = ("group", "by", "low", "high", "client", "rows", "share", "exp
 
 class Result(Protocol):
     """What is read of a finished run, `results.records.Result`."""
+
+    @property
+    def method(self) -> str:
+        """Its name."""
 
     @property
     def rows(self) -> ClientRows:
@@ -309,3 +314,23 @@ def _lines(group: str, by: str, one: Shares) -> Iterator[list[str]]:
         ends = ["", "", names.to_cell(one.names[h])] if one.names else [number(one.low[h]), number(one.high[h]), ""]
         numbers = [number(value) for value in (one.share[h], one.expected, *one.band[:, h])]
         yield [group, names.to_cell(by), *ends, str(int(one.rows[h])), *numbers]
+
+
+def too_seldom(results: Sequence[Result]) -> list[str]:
+    """Say whose 95 % intervals hold for far fewer of the test rows.
+
+    Args:
+        results: of any methods and seeds.
+
+    Returns:
+        A sentence for each method and group of clients of whom it is so, by the mean over clients and runs.
+    """
+    lines = []
+    for method in dict.fromkeys(result.method for result in results):
+        for group in GROUPS:
+            own = [result.rows.column(group, "coverage_95") for result in results if result.method == method]
+            known = [share for shares in own for share in shares if math.isfinite(share)]
+            if known and (mean := sum(known) / len(known)) < _SELDOM:
+                what = f"95 % intervals of {method} hold for {mean:.0%} of the test rows of {group} clients"
+                lines.append(f"{what}, in the mean over clients")
+    return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -142,3 +143,13 @@ def test_the_table_holds_what_the_functions_give() -> None:
     assert pit is not None and [float(line["share"]) for line in lines[:20]] == pit.share.tolist()
     assert (client["client"], client["low"], client["rows"]) == ("client_5", "", str(M))
     assert calibration.every_table(replace(RIGHT, predictions={}), GROUPS) == []
+
+
+@pytest.mark.parametrize(("shares", "said"), [((0.5, 0.9, math.nan), "70%"), ((0.8, 0.95, 0.9), ""), ((), "")])
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_intervals_that_hold_too_seldom_are_told(seeds: int, shares: tuple[float, ...], said: str) -> None:
+    rows = [ClientRow(k, f"c{k}", "new", 3, {"rsmse": 1.0, "coverage_95": one}) for k, one in enumerate(shares)]
+    rows.append(ClientRow(9, "other", "existing", 3, {"rsmse": 1.0}))
+    expected = f"95 % intervals of ridge hold for {said} of the test rows of new clients, in the mean over clients"
+    results = [Result("s", "ridge", seed, "regression", clients=tuple(rows)) for seed in range(seeds)]
+    assert calibration.too_seldom(results) == ([expected] if said else [])
