@@ -28,7 +28,7 @@ def arguments(command: AddCommand) -> None:
     sub.add_argument("data", type=Path, metavar="FILE", help="table to look at, CSV or Parquet")
     sub.add_argument("--study", metavar="STUDY", help="whose [data] says what the columns are (default: a guess)")
     sub.add_argument("--method", default="pac-pfl", metavar="NAME", help="whose round is timed (default: %(default)s)")
-    sub.add_argument("--client", metavar="COLUMN", help="names of clients (default: client, or the only texts)")
+    sub.add_argument("--client", metavar="COLUMN", help="names of clients (default: client, or a guess)")
     sub.add_argument("--target", metavar="COLUMN", help="what is predicted (default: y, or the last column)")
     sub.add_argument("--time", metavar="COLUMN", help="times of the rows (default: the first column of dates)")
     sets_option(sub, "data.missing=drop")
@@ -51,6 +51,7 @@ def act(options: argparse.Namespace) -> None:
         study = study_of(options.data, columns, options.method, options.sets)
         time = f", times {columns.time!r}" if columns.time is not None else ""
         head = [f"columns: clients {columns.client!r}, target {columns.target!r}{time}; all others are features"]
+        head += columns.remarks
     else:
         given = {"data.client": options.client, "data.target": options.target, "data.time": options.time}
         named = [f"{key}={value}" for key, value in given.items() if value is not None]

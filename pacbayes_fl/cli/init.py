@@ -25,7 +25,7 @@ def arguments(command: AddCommand) -> None:
     )
     sub.add_argument("--data", type=Path, required=True, metavar="FILE", help="table to look at, CSV or Parquet")
     sub.add_argument("--method", default="pac-pfl", metavar="NAME", help="see `list methods` (default: %(default)s)")
-    sub.add_argument("--client", metavar="COLUMN", help="names of clients (default: client, or the only texts)")
+    sub.add_argument("--client", metavar="COLUMN", help="names of clients (default: client, or a guess)")
     sub.add_argument("--target", metavar="COLUMN", help="what is predicted (default: y, or the last column of numbers)")
     sub.add_argument("--time", metavar="COLUMN", help="times of the rows (default: the first column of dates)")
     sub.add_argument("--out", type=Path, metavar="FILE", help="study to write, new (default: the data's name, .toml)")
@@ -41,13 +41,13 @@ def act(options: argparse.Namespace) -> None:
 
     out = options.out or Path(f"{to_folder(options.data.stem)}.toml")
     columns = look(options.data, options.client, options.target, options.time)
-    study = write(options.data, options.method, out, columns)
+    study, remarks = write(options.data, options.method, out, columns)
     task = "labels" if study.data.task == "classification" else "numbers"
     time = f", times {columns.time!r}" if columns.time is not None else ""
     features = f"features: {', '.join(columns.features)}" if columns.features else "all others are features"
     words = f"; words: {', '.join(columns.categorical)}" if columns.categorical else ""
     gaps = "; rows that lack a value are left out" if columns.gaps else ""
     say(f"clients: column {columns.client!r}; target {columns.target!r}, {task}{time}; {features}{words}{gaps}")
-    for remark in columns.remarks:
+    for remark in remarks:
         say(remark)
     say(f"study: {out}")

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from pacbayes_fl import settings
 from pacbayes_fl.data import cells, user_tables
 from pacbayes_fl.data.inspection import Finding, inspect
 from pacbayes_fl.data.tables import Dataset
@@ -71,6 +72,7 @@ def study_of(path: Path, columns: Columns, method: str = "pac-pfl", sets: Sequen
         data["features"] = [*columns.features]
     if columns.categorical:
         data["categorical"] = [*columns.categorical]
+    data |= dict.fromkeys(columns.own_marks, settings.NONE)
     table = {"name": path.stem, "data": data, "method": {"name": method}}
     return Study.from_table(table, str(path), sets)
 
@@ -158,7 +160,7 @@ def _words_of(study: Study) -> list[Finding]:
 def _unused(study: Study, columns: Mapping[str, Sequence[object]]) -> list[Finding]:
     """Name the clients and the columns that are not used."""
     data = study.data
-    roles = {data.client, data.target, data.time, "split", data.group, data.latitude, data.longitude}
+    roles = {data.client, data.target, data.time, *data.marks, data.latitude, data.longitude}
     made_of = {
         *data.features,
         *data.categorical,
@@ -171,7 +173,7 @@ def _unused(study: Study, columns: Mapping[str, Sequence[object]]) -> list[Findi
     left = [name for name in columns if name not in roles | made_of]
     if data.features:
         same = {name for name in left if len({str(value) for value in columns[name]}) == 1}
-        said = (f"{name} (the same in all rows)" if name in same else name for name in left)
+        said = (f"{name} (the same in all rows)" if name in same else name or "''" for name in left)
         text = f"{', '.join(said)}: no features (data.features)"
     else:
         left = [name for name in left if cells.is_empty(columns[name])]

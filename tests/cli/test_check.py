@@ -29,6 +29,15 @@ def test_a_study_says_what_the_columns_are(call: Call, tmp_path: Path) -> None:
     assert got["refused"] == [] and got["findings"][0]["clients"]["existing_1"] == 12 and got["cost"]["seconds"] > 0
 
 
+def test_numbers_of_rows_are_found_and_left_out_of_a_guess(call: Call, tmp_path: Path) -> None:
+    write_csv(tmp_path / "rows.csv", [{"": at, **row} for at, row in enumerate(rows())])
+    (tmp_path / "mine.toml").write_text('[data]\nsource = "rows.csv"\n')
+    out = call("check", "rows.csv", "--study", "mine.toml", "--no-cost").out
+    assert "row numbers: '' numbers the rows of the file" in out and "data.features names those that are used" in out
+    out = call("check", "rows.csv", "--no-cost").out
+    assert "column '' is left out: it numbers" in out and "row numbers:" not in out and "not used: '': no feat" in out
+
+
 def test_columns_that_are_not_there_are_wrong(call: Call, tmp_path: Path) -> None:
     write_csv(tmp_path / "rows.csv", rows())
     answer = call("check", "rows.csv", "--target", "watt")
