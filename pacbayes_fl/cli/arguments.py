@@ -52,7 +52,7 @@ def columns_options(sub: argparse.ArgumentParser) -> None:
     Args:
         sub: the parser of the command.
     """
-    sub.add_argument("--client", metavar="COLUMN", help="names of clients (default: client, or the only texts)")
+    sub.add_argument("--client", metavar="COLUMN", help="names of clients (default: client, or a guess)")
     sub.add_argument("--target", metavar="COLUMN", help="what is predicted (default: y, or the last column of numbers)")
     sub.add_argument("--time", metavar="COLUMN", help="times of the rows (default: the first column of dates)")
 

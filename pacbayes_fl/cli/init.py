@@ -39,8 +39,8 @@ def act(options: argparse.Namespace) -> None:
 
     out = options.out or Path(f"{to_folder(options.data.stem)}.toml")
     columns = look(options.data, options.client, options.target, options.time)
-    study = write(options.data, options.method, out, columns)
+    study, remarks = write(options.data, options.method, out, columns)
     say(roles(study))
-    for remark in columns.remarks:
+    for remark in remarks:
         say(remark)
     say(f"study: {out}")

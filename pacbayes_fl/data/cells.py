@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 import unicodedata
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -23,6 +25,7 @@ BLANK: Final = frozenset({""})
 GAPS: Final = frozenset({"", "nan", "-nan", "na", "n/a", "<na>", "#n/a", "null", "none", "nat", "-"})
 """What says in lower case that a value is missing, where it may be."""
 
+_UNNAMED: Final = re.compile(r"|Unnamed: \d+(\.\d+)*|rownames")
 _TRUE_OR_FALSE: Final = MappingProxyType({"true": 1.0, "false": 0.0})
 
 
@@ -132,6 +135,11 @@ def _number(cells: Cells, row: int, value: Any, gaps: Collection[str], hint: str
     return number
 
 
+def true_or_false(value: Any) -> Any:
+    """Give 1 for a text that says True, 0 for False, and any other value as it is."""
+    return _TRUE_OR_FALSE.get(value.strip().lower(), value) if isinstance(value, str) else value
+
+
 def _plain(value: str) -> bool:
     """Whether a text may be a number: Python takes 1_000 for one and any script's digits, and a table does not."""
     return "_" not in value and value.isascii()
@@ -145,6 +153,29 @@ def is_gap(value: object) -> bool:
 def is_empty(values: Sequence[object]) -> bool:
     """Say whether a column of at least one cell holds no value at all."""
     return bool(values) and all(map(is_gap, values))
+
+
+def names_rows(name: str, values: Sequence[object]) -> bool:
+    """Say whether a column numbers or names the rows of a file, as R and pandas write them in front of the others.
+
+    Args:
+        name: of the column: none, or what these two make of none.
+        values: of the column, in the order of the file or of the clients.
+
+    Returns:
+        Whether it does: no value comes twice, or whole numbers count up and begin again.
+    """
+    if not _UNNAMED.fullmatch(name.strip()) or len(values) < 2 or any(map(is_gap, values)):
+        return False
+    texts = [str(value).strip() for value in values]
+    try:
+        numbers = [float(text) for text in texts]
+    except ValueError:
+        return len({*texts}) == len(texts)
+    if not all(number.is_integer() for number in numbers):
+        return False
+    steps = itertools.pairwise(numbers)
+    return len({*numbers}) == len(numbers) or all(after in (before + 1, 0, 1) for before, after in steps)
 
 
 def mostly_words(values: Sequence[object]) -> bool:

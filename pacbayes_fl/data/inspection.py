@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from pacbayes_fl.data import clock, twins, user_tables
+from pacbayes_fl.data import cells, clock, twins, user_tables
 from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.tables import Dataset
 from pacbayes_fl.errors import listed
@@ -60,6 +60,7 @@ def inspect(dataset: Dataset, near: float = 1e-4, allowed: bool = False, whole: 
     found = [*_lengths(dataset, rows), *_gaps(rows if whole is None else _by_client(whole), dataset.time_kind)]
     if dataset.feature_shape:
         return found
+    found += _row_names(columns, rows)
     found += [*_repeats(dataset, rows, near, allowed), *_constants(columns, rows, dataset.classes is not None)]
     return [*found, *_outliers(columns, rows, dataset.classes is not None), *_labels(dataset, rows)]
 
@@ -213,6 +214,14 @@ def _constants(columns: Sequence[str], rows: Mapping[str, _Rows], labels: bool) 
         )
 
 
+def _row_names(columns: Sequence[str], rows: Mapping[str, _Rows]) -> Iterator[Finding]:
+    """Name features that number the rows of the file."""
+    for j, name in enumerate(columns[:-1]):
+        if cells.names_rows(name, np.concatenate([one.values[:, j] for one in rows.values()]).tolist()):
+            text = f"{name!r} numbers the rows of the file, as R and pandas write them, and is a feature"
+            yield Finding("row numbers", text, "take the column out; or data.features names those that are used")
+
+
 def _outliers(columns: Sequence[str], rows: Mapping[str, _Rows], labels: bool) -> Iterator[Finding]:
     """Count numbers more than six interquartile ranges beyond the quartiles of their client."""
     for j, column in enumerate(columns[:-1] if labels else columns):
@@ -239,6 +248,4 @@ def _outliers(columns: Sequence[str], rows: Mapping[str, _Rows], labels: bool) -
 def _labels(dataset: Dataset, rows: Mapping[str, _Rows]) -> Iterator[Finding]:
     values = np.concatenate([one.values[:, -1] for one in rows.values()])
     if dataset.classes is None and user_tables.like_labels(values.tolist()):
-        text = f"{dataset.target.name} holds whole numbers 0 to {values.max():g}, and is learned as numbers"
-        advice = "data.task = 'classification' takes them for labels, 'regression' says that they are numbers"
-        yield Finding("labels", text, advice)
+        yield Finding("labels", *user_tables.labels_said(dataset.target.name, float(values.max())))

@@ -104,7 +104,7 @@ class Feature:
     Args:
         name: as there.
         kind: "column", "categorical", or one of `DERIVED`.
-        source: the column that it is made of; empty for those of time alone.
+        source: the column that it is made of; empty for those of time alone, and of a column without a name.
         span: of a lag or a roll.
         cycle: of a cyclic one.
     """
@@ -119,6 +119,11 @@ class Feature:
     def names(self) -> tuple[str, ...]:
         """Names of the columns of x, with that of a categorical one standing for all its categories."""
         return (f"{self.cycle}:sin", f"{self.cycle}:cos") if self.kind == "cyclic" else (self.name,)
+
+    @property
+    def of_time(self) -> bool:
+        """Whether it is made of the time alone."""
+        return self.kind in ("cyclic", "clear-sky")
 
     @property
     def known_later(self) -> bool:
@@ -141,7 +146,9 @@ class Layout:
         zone: time zone of the table, such as "Europe/Zurich": local times without an offset are of it, and the hour is
             read by its clocks. Local times that clocks skip or show twice are refused, or left out if `missing` is not
             "refuse".
-        group: name of the column of a table that says which clients are "existing" and which are "new".
+        split: name of the column of a table that says which rows are "train" and which are "test", where it has one;
+            "none" where a column of that name is one like others.
+        group: likewise which clients are "existing" and which are "new".
         features: names of the columns of a table that are features; every other column is one when empty. Derived ones:
             "hour:cyclic", "dayofweek:cyclic" and "dayofyear:cyclic", sine and cosine of the time; "lag:24h", the target
             24 hours before, and "lag:24h of cloud"; "roll:3h" and "roll:3h of cloud", means over the 3 hours before,
@@ -168,7 +175,8 @@ class Layout:
     classes: int | None = option(None, low=2, high=CLASSES)
     time: str | None = None
     zone: str | None = None
-    group: str = "group"
+    split: str | None = "split"
+    group: str | None = "group"
     features: tuple[str, ...] = ()
     categorical: tuple[str, ...] = ()
     categories: Mapping[str, Any] = option(factory=dict)
@@ -183,6 +191,12 @@ class Layout:
     def ahead(self) -> Span | None:
         """How far ahead targets are predicted, where it is said."""
         return None if self.horizon is None else span(self.horizon)
+
+    @property
+    def marks(self) -> dict[str, tuple[str, str]]:
+        """Columns that mark rows and clients, and the two words that each may hold."""
+        known = ((self.split, ("train", "test")), (self.group, ("existing", "new")))
+        return {name: words for name, words in known if name is not None}
 
     def wanted(
         self, columns: Sequence[str], made: Sequence[str] | None = None, empty: Collection[str] = ()
@@ -200,7 +214,7 @@ class Layout:
         Raises:
             DataError: when a name is neither a column nor a derived feature, or a lag is shorter than the horizon.
         """
-        reserved = {self.client, self.target, self.time, "split", self.group}
+        reserved = {self.client, self.target, self.time, *self.marks}
         names = list(self.features)
         if not names and made is None:
             names = [name for name in columns if name not in reserved and name not in empty]

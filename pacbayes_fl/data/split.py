@@ -36,16 +36,11 @@ def assert_disjoint(
     """
     if train.ids != test.ids:
         raise DataError(f"training and {what} rows must be of the same clients, got {train.names} and {test.names}")
-    old, new = (None, None) if times is None else times
-    result = {}
-    every = zip(train.names, _keys(train, old), _keys(test, new), strict=True)
-    for k, (name, learned, scored) in enumerate(every):
-        seen = set(learned)
-        if both := [row for row, values in enumerate(scored) if values in seen]:
-            result[name] = k, both
+    result = shared(train, test, times)
     if not result:
         return
-    (name, (k, rows)), others = next(iter(result.items())), sum(len(rows) for _, rows in result.values())
+    (name, rows), others = next(iter(result.items())), sum(map(len, result.values()))
+    k = train.names.index(name)
     *x, y = next(rows_of(test.select(torch.tensor([k]))))[rows[0]].tolist()
     shown = ", ".join(f"{value:g}" for value in x[:_SHOWN]) + (", ..." if len(x) > _SHOWN else "")
     more = f", of {others} in {len(result)} clients" if len(result) > 1 else ""
@@ -56,6 +51,26 @@ def assert_disjoint(
         hint="split the rows again; or, where rows are alike by chance, as nights are, data.time = 'COLUMN' tells them "
         "apart by their times, and data.duplicate_rows = 'allow' keeps them",
     )
+
+
+def shared(train: ClientBatch, test: ClientBatch, times: tuple[Tensor, Tensor] | None = None) -> dict[str, list[int]]:
+    """Find test rows that are also training rows of the same client.
+
+    Args:
+        train: training rows [K, N].
+        test: test rows of the same clients, in the same order [K, M].
+        times: as for `assert_disjoint`.
+
+    Returns:
+        Their positions by client, of the clients that have some.
+    """
+    old, new = (None, None) if times is None else times
+    result = {}
+    for name, learned, scored in zip(train.names, _keys(train, old), _keys(test, new), strict=True):
+        seen = set(learned)
+        if both := [row for row, values in enumerate(scored) if values in seen]:
+            result[name] = both
+    return result
 
 
 def fingerprints(batch: ClientBatch, k: int, times: Tensor | None = None) -> list[bytes]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from pacbayes_fl import tensors
-from pacbayes_fl.data import history, long_arrays, user_tables
+from pacbayes_fl.data import history, long_arrays, sides, user_tables
 from pacbayes_fl.data.archives import Array, read_npz
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.cells import check_names
@@ -330,14 +330,8 @@ def read(
             raise DataError(f"{path} holds no labels: array 'classes' is missing", hint="is it a regression?")
         return dataset
     layout = Layout() if layout is None else layout
-    found, own = user_tables.read_columns(path), (path, layout.client, layout.exclude_clients)
-    user_tables.check_clients(*own, found[0])
-    read = user_tables.without_clients(*own, found)
-    table = user_tables.read_table(path, layout, blank_target=False, task=task, read=read)
-    table = user_tables.without_gaps(table, layout, least=2 if table.split is None else 1)
-    if table.times is not None:
-        table = user_tables.sorted_by_time(table, table.times, layout.time)
-    source = {"source": path.name} | ({"excluded": ", ".join(own[2])} if own[2] else {})
+    table, left = user_tables.read_rows(path, layout, task), layout.exclude_clients
+    source = {"source": path.name} | ({"excluded": ", ".join(left)} if left else {})
     return _of_table(str(path), table, layout, (test_share, last), task, source)
 
 
@@ -414,7 +408,7 @@ def _of_table(
         classes = stated_or_counted(where, {name: y for name, (_, y) in table.clients.items()}, layout.classes)
     if table.split is None and not 0 < test[0] < 1:
         raise DataError(f"test_share must be between 0 and 1, got {test[0]:g}", hint="or give a column 'split'")
-    held = {name: user_tables.held_out(table, name, *test) for name in table.clients}
+    held = sides.divided(table, *test)
     check_leaks(table, held, layout)
     table = encoded(table, {name: ~own for name, own in held.items()}, layout)
     check_client_features(table, layout)

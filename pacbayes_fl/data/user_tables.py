@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +18,16 @@ from pacbayes_fl import settings
 from pacbayes_fl.data import cells, csv_text, memory, user_features
 from pacbayes_fl.data.cells import Cells
 from pacbayes_fl.data.history import History
-from pacbayes_fl.data.layout import DERIVED, Feature, Layout, Span
+from pacbayes_fl.data.layout import DERIVED, Feature, Layout
 from pacbayes_fl.data.user_features import Raw
 from pacbayes_fl.errors import DataError, caller_stacklevel, listed, shown
 
 TABLES = (".csv", ".parquet")
 """How the names of users' tables end."""
+LEARN_LABELS: Final = "which methods on networks learn, such as method.name = 'pfedbayes' or 'fedavg'"
+"""What advice on labels says behind the word."""
+FEW: Final = 6
+"""Words of a target that are numbered one by one."""
 _CLASSES = 20  # distinct whole numbers that may be labels
 _PER_CELL = 100  # bytes in memory for each cell of a Parquet table, whose own bytes say little of it
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -137,7 +141,7 @@ def read_table(
         columns[layout.client] = [default_client] * len(places)
     wanted = layout.wanted([*columns], made, () if made is not None else _empty(path, columns, layout))
     past_known = () if past is None else past.columns
-    needed = [feature.source for feature in wanted if feature.source and feature.source not in past_known]
+    needed = [one.source for one in wanted if not one.of_time and one.source not in past_known]
     roles = [layout.client, *([layout.target] if need_target else [])]
     roles += [layout.time] if layout.time and (made is None or any(one.kind in DERIVED for one in wanted)) else []
     for name in (*roles, *needed):
@@ -157,16 +161,14 @@ def read_table(
         name = str(layout.time)
         when, kind, unclear = user_features.read_times(Cells(path, name, columns[name], places, owners), layout)
     result = user_features.make(Raw(path, columns, places, owners, owned, layout, y, when, kind, unclear), wanted, past)
-    for name, allowed in (("split", ("train", "test")), (layout.group, ("existing", "new"))):
-        for value, place in zip(columns.get(name, ()), places, strict=False):
-            if value not in allowed:
-                raise DataError(f"{path} {place}: {name} must be {allowed[0]!r} or {allowed[1]!r}, got {shown(value)}")
+    _check_marks(path, columns, places, layout)
     x, targets = torch.from_numpy(result.x), torch.from_numpy(y)
     clients = {name: (x[rows], targets[rows]) for name, rows in owned.items()}
     split = None
-    if "split" in columns:
-        split = {name: torch.tensor([columns["split"][i] == "test" for i in rows]) for name, rows in owned.items()}
-    new = _new(columns[layout.group], owned) if layout.group in columns else []
+    if layout.split is not None and layout.split in columns:
+        marks = columns[layout.split]
+        split = {name: torch.tensor([marks[i] == "test" for i in rows]) for name, rows in owned.items()}
+    new = _new(columns[layout.group], owned) if layout.group is not None and layout.group in columns else []
     by_time = None if when is None else {name: torch.from_numpy(when[rows]) for name, rows in owned.items()}
     dark = {name: torch.from_numpy(unclear[rows]) for name, rows in owned.items()} if unclear.any() else None
     table = Table(clients, result.names, split, tuple(new), by_time, kind, result.words, result.history)
@@ -174,11 +176,20 @@ def read_table(
     return table._replace(made_of=wanted, unclear=dark, places=places, rows=stand)
 
 
+def _check_marks(path: Path, columns: Mapping[str, Sequence[object]], places: Sequence[str], layout: Layout) -> None:
+    """Refuse words that mark nothing."""
+    for key, name in (("split", layout.split), ("group", layout.group)):
+        for value, place in zip(columns.get(name or "", ()) if name is not None else (), places, strict=False):
+            if value not in (allowed := layout.marks[str(name)]):
+                what = f"{path} {place}: {name} must be {allowed[0]!r} or {allowed[1]!r}, got {shown(value)}"
+                raise DataError(what, hint=f"data.{key} = 'none' where it is a column like others")
+
+
 def _empty(path: Path, columns: Mapping[str, Sequence[object]], layout: Layout) -> list[str]:
     """Find columns without any value that no role names, such as remarks that nobody made, and warn of them."""
     if layout.features:
         return []
-    named = {layout.client, layout.target, layout.time, "split", layout.group, layout.latitude, layout.longitude}
+    named = {layout.client, layout.target, layout.time, *layout.marks, layout.latitude, layout.longitude}
     named |= {*layout.categorical, *layout.client_features}
     empty = [name for name, values in columns.items() if name not in named and cells.is_empty(values)]
     if empty:
@@ -245,7 +256,8 @@ def _advice(target: Cells, layout: Layout) -> str | None:
     first = target.values[:100]  # which say it as well as all, and most tables have no such error
     if 2 * sum(isinstance(value, str) and value.strip()[:1].isalpha() for value in first) > len(first):
         return (
-            "classes are numbered 0, 1, 2, ... in the table, and data.task = 'classification' says that they are labels"
+            f"{numbered({str(one).strip() for one in target.values if not cells.is_gap(one)})}; "
+            f"data.task = 'classification' says that they are labels, {LEARN_LABELS}"
         )
     return cells.MISSING_HINT if layout.missing == "refuse" and "" in target.values else None
 
@@ -267,6 +279,27 @@ def read_columns(path: Path) -> tuple[dict[str, list[Any]], list[str]]:
     if path.suffix.lower() not in TABLES:
         raise DataError(f"{path} is not {' or '.join(TABLES)}", hint="a spreadsheet can be saved as CSV")
     return _read_parquet(path) if path.suffix.lower() == ".parquet" else csv_text.read(path)
+
+
+def read_rows(path: Path, layout: Layout, task: Task = "regression") -> Table:
+    """Read the rows that a run takes of a table: without those that lack a value, in the order of time.
+
+    Args:
+        path: .csv or .parquet.
+        layout: roles of the columns, and the clients that are not read.
+        task: as for `read_table`.
+
+    Returns:
+        The table.
+
+    Raises:
+        DataError: as `read_table`; or when there is no client that is to be left out.
+    """
+    found, own = read_columns(path), (path, layout.client, layout.exclude_clients)
+    check_clients(*own, found[0])
+    table = read_table(path, layout, blank_target=False, task=task, read=without_clients(*own, found))
+    table = without_gaps(table, layout, least=2 if table.split is None else 1)
+    return table if table.times is None else sorted_by_time(table, table.times, layout.time)
 
 
 def without_clients(
@@ -359,64 +392,46 @@ def sorted_by_time(table: Table, times: Mapping[str, Tensor], time: str | None) 
     return result
 
 
+def numbered(words: Collection[str]) -> str:
+    """Say how words become labels.
+
+    Args:
+        words: of a column of classes.
+
+    Returns:
+        Such as "classes are numbered 0, 1, 2, ... in the table: 0 for 'N', 1 for 'Y'".
+    """
+    each = ", ".join(f"{k} for {shown(word)}" for k, word in enumerate(sorted(words)))
+    return "classes are numbered 0, 1, 2, ... in the table" + (f": {each}" if len(words) <= FEW else "")
+
+
+def labels_said(name: str, largest: float) -> tuple[str, str]:
+    """Say that targets look like labels, and what may be done.
+
+    Args:
+        name: of the target.
+        largest: of its values.
+
+    Returns:
+        What they look like, and the advice.
+    """
+    kinds = "0 and 1 alone, as which True and False are read," if largest == 1 else f"whole numbers 0 to {largest:g},"
+    advice = f"data.task = 'classification' takes them for labels of classes, {LEARN_LABELS}"
+    return f"{name} holds {kinds} and is learned as numbers", f"{advice}; 'regression' says that they are numbers"
+
+
 def like_labels(values: Iterable[Any]) -> bool:
     """Say whether targets look like labels: whole numbers 0, 1, ..., C-1, each of which comes twice on average.
 
     Args:
-        values: of the column.
+        values: of the column; True and False are 1 and 0.
 
     Returns:
         Whether they do, for C of at most 20.
     """
     try:
-        numbers = [float(value) for value in values]
+        numbers = [float(cells.true_or_false(value)) for value in values]
     except (TypeError, ValueError):
         return False
     kinds = set(numbers)
     return 2 <= len(kinds) <= min(_CLASSES, len(numbers) // 2) and kinds == set(map(float, range(len(kinds))))
-
-
-def held_out(table: Table, name: str, share: float, last: Span | None = None) -> Tensor:
-    """Mark the test rows of a client: as its table says, or the last ones, at least one and not all of two.
-
-    Args:
-        table: as read, in the order of time.
-        name: of the client.
-        share: of its rows, where neither the table nor `last` says it.
-        last: how long before the client's last row its test rows begin.
-
-    Returns:
-        bool [m], True on test rows.
-
-    Raises:
-        DataError: when all rows have one time, so that none comes last, or none is left for learning.
-    """
-    if table.split is not None:
-        return table.split[name]
-    rows = len(table.clients[name][1])
-    if last is not None and rows:
-        return _last(table, name, last)
-    first = rows - min(max(round(share * rows), 1), rows - 1)
-    if table.times is not None and rows > 1:  # rows of one time are on one side
-        when = table.times[name]
-        cuts = (when[1:] != when[:-1]).nonzero().flatten() + 1
-        if not len(cuts):
-            what = f"all of its {rows} rows have one time, so that none comes last"
-            raise DataError(what, client=name, hint="a column 'split' says which are test rows")
-        first = int(cuts[(cuts - first).abs().argmin()])
-    return torch.arange(rows) >= first
-
-
-def _last(table: Table, name: str, last: Span) -> Tensor:
-    """Mark the rows that come later than `last` before the last one."""
-    if table.times is None:
-        raise DataError("data.test.last needs times", hint="data.time names their column, data.test.share needs none")
-    if last.plain != (table.time_kind == "number"):
-        unit = "a number without a unit" if table.time_kind == "number" else "a length of time, such as '14 days'"
-        raise DataError(f"data.test.last must be {unit}: times are of the kind {table.time_kind!r}")
-    when = table.times[name]
-    result = when > when[-1] - last.amount
-    if bool(result.all()) and name not in table.new:
-        hint = "a shorter data.test.last; or leave it out, or mark it as a new client in column 'group'"
-        raise DataError(f"all of its {len(when)} rows are test rows by data.test.last", client=name, hint=hint)
-    return result

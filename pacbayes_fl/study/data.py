@@ -179,8 +179,7 @@ def _warn_of_labels(dataset: tables.Dataset) -> None:
     batches = [batch for group in dataset.groups.values() for batch in (group.train, group.test)]
     values = torch.cat([batch.y[batch.mask] for batch in batches]).tolist()
     if user_tables.like_labels(values):
-        what = f"column {dataset.target.name!r} holds whole numbers 0 to {max(values):g}, and is learned as numbers"
-        hint = "data.task = 'classification' takes them for labels of classes, 'regression' says that they are numbers"
+        what, hint = user_tables.labels_said(f"column {dataset.target.name!r}", max(values))
         warnings.warn(f"{what}: {hint}", stacklevel=caller_stacklevel())
 
 

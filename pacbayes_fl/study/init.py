@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import Final, NamedTuple
 
 from pacbayes_fl import settings
-from pacbayes_fl.data import cells, times, user_tables
+from pacbayes_fl.data import cells, user_tables
+from pacbayes_fl.data.layout import Layout
 from pacbayes_fl.errors import StudyError, shown
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.names import printable
 from pacbayes_fl.options import Option, options_of
-from pacbayes_fl.study import check
-from pacbayes_fl.study.data import load
+from pacbayes_fl.study import check, column_roles, drafts
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.parts import DataPart
 
 _COLUMNS: Final = 100  # of a comment
 _WORDS: Final = 50  # categories that a column may have
-_LOGICAL: Final = frozenset({"true", "false"})
-_DATE: Final = re.compile(r"\d{1,4}[-/. ]+(\d{1,2}|[A-Za-z]{3,9})[-/., ]+\d{1,4}\b")
+_ROW_NUMBERS: Final = "it numbers or names the rows, as R and pandas write them; data.features names what is used"
 
 
 class Columns(NamedTuple):
@@ -41,6 +38,7 @@ class Columns(NamedTuple):
         features: names of the columns that are features, where some cannot be; empty where all are.
         gaps: whether values are missing.
         remarks: sentences on columns that are not what one might take them for: left out, and why, or passed over.
+        own_marks: "split" and "group" where columns of these names mark nothing, and are like others.
     """
 
     client: str
@@ -51,14 +49,15 @@ class Columns(NamedTuple):
     features: tuple[str, ...] = ()
     gaps: bool = False
     remarks: tuple[str, ...] = ()
+    own_marks: tuple[str, ...] = ()
 
 
 def look(path: Path, client: str | None = None, target: str | None = None, time: str | None = None) -> Columns:
     """Guess the roles of a table's columns that are not given.
 
-    The client is the column "client", or else the only column of texts; the time is the first column of dates; the
-    target is the column "y", or else the last one that is left and holds numbers. Columns of a few words are
-    categorical, others of texts or dates no features.
+    The client is the column "client", or else one with such a name whose values repeat, or the only column of texts;
+    the time is the first column of dates; the target is the column "y", or else the last one that is left and holds
+    numbers. Columns of a few words are categorical, others of texts or dates no features, nor are numbers of rows.
 
     Args:
         path: .csv or .parquet.
@@ -77,93 +76,83 @@ def look(path: Path, client: str | None = None, target: str | None = None, time:
     for given in (client, target, time):
         if given is not None and given not in columns:
             raise StudyError(f"{path} has no column {shown(given)}", hint=settings.nearest(given, columns))
-    known = ("split", "group", client, target, time)
-    empty = [name for name, values in columns.items() if name not in known and cells.is_empty(values)]
-    free = {name: values for name, values in columns.items() if name not in (*known, *empty)}
+    own = column_roles.own_marks(columns, (client, target, time))
+    taken = {*Layout().marks}.difference(own) | {client, target, time}
+    empty = [name for name, values in columns.items() if name not in taken and cells.is_empty(values)]
+    free = {name: values for name, values in columns.items() if name not in (*taken, *empty)}
+    remarks = [_own_mark(name) for name in own if name in free]
+    numbers = [name for name, values in free.items() if cells.names_rows(name, values)]
+    remarks += [f"column {name!r} is left out: {_ROW_NUMBERS}" for name in numbers]
+    free = {name: values for name, values in free.items() if name not in numbers}
     if time is None:
-        time = next((name for name, values in free.items() if name != "client" and _dates(values)), None)
+        time = next((name for name, values in free.items() if name != "client" and column_roles.dates(values)), None)
         free.pop(time or "", None)
     if client is None:
-        client = _client(path, free)
+        client, said = column_roles.client(path, free)
+        remarks += said
         del free[client]
-    remarks = []
     if target is None:
         if not free:
             raise StudyError(f"{path} has no column that could be the target", hint="name it with --target")
-        numbers, last = [name for name, values in free.items() if not _words(values)], [*free][-1]
-        target = "y" if "y" in free else (numbers or [*free])[-1]
-        if target not in ("y", last):
-            remarks.append(
-                f"the last column, {last!r}, holds words and was not taken for the target; --target names it"
-            )
+        plain = [name for name, values in free.items() if not column_roles.words(values)] or [*free]
+        meant = "y" if "y" in free else [*free][-1]
+        stays = meant in plain or (meant == "y" and not cells.mostly_words(free["y"]))  # but for mistakes
+        target = meant if stays else plain[-1]
+        if target != meant:
+            remarks.append(column_roles.not_target(meant, free[meant], target))
         free.pop(target)
-    labels = user_tables.like_labels(columns[target])
-    words = {name: _words(values) for name, values in free.items()}
-    few = [name for name, own in words.items() if 1 < len(own) <= _WORDS and not (_dates([*own]) or _like_dates(own))]
-    categorical = tuple(name for name in few if not _mostly_numbers(free[name]))
-    used = tuple(name for name, own in words.items() if not own or name in categorical)
+    labels = user_tables.like_labels(value for value in columns[target] if not cells.is_gap(value))
+    used, categorical, said = _features(path, free, where)
+    remarks += said
     gaps = any(cells.is_gap(value) for name in (target, *used) for value in columns[name])
-    remarks += [f"column {name!r} is left out: {_why(free[name], where)}" for name in free if name not in used]
     remarks += [f"column {name!r} is left out: it holds no value" for name in empty]
-    features = used if len(used) < len(free) + len(empty) else ()
-    return Columns(client, target, time, labels, categorical, features, gaps, tuple(remarks))
+    features = used if len(used) < len(free) + len(numbers) + len(empty) else ()
+    return Columns(client, target, time, labels, categorical, features, gaps, tuple(remarks), own)
 
 
-def _like_dates(words: Iterable[str]) -> bool:
-    """Whether texts look like dates, be they in a form that is read or not."""
-    return all(_DATE.match(word) for word in words)
+def _features(
+    path: Path, free: Mapping[str, Sequence[object]], where: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...], list[str]]:
+    """Choose the features among columns, and those of words among them, and say which are left out, and why."""
+    words = {name: column_roles.words(values) for name, values in free.items()}
+    dated = {name for name, own in words.items() if column_roles.dates([*own]) or column_roles.like_dates(own)}
+    few = [name for name, own in words.items() if 1 < len(own) <= _WORDS and name not in dated]
+    codes = {name: column_roles.odd_codes(free[name]) for name in few if column_roles.mostly_numbers(free[name])}
+    categorical = tuple(name for name in few if codes.get(name, [name]))
+    if free and few and not categorical and all(words.values()):  # without which there would be no feature at all
+        categorical = tuple(few)
+    used = tuple(name for name, own in words.items() if not own or name in categorical)
+    remarks = [
+        f"column {name!r} is left out: {column_roles.why_left_out(free[name], where)}"
+        for name in free
+        if name not in used
+    ]
+    for name in codes:
+        if name in categorical:
+            odd = ", ".join(map(repr, codes[name][:3])) or "words"
+            remarks.append(f"column {name!r} holds numbers and {odd}, and each value is taken for a word (categorical)")
+    if free and not used:
+        hint = "; ".join(remarks)
+        raise StudyError(f"{path} has no column that could be a feature", hint=hint)
+    return used, categorical, remarks
 
 
-def _mostly_numbers(values: Sequence[object]) -> bool:
-    """Whether half of the values or more are numbers, so that the others are mistakes and no words."""
-    times_of = Counter(str(value).strip() for value in values if not cells.is_gap(value))
-    return 2 * sum(times_of[word] for word in _odd(times_of)) <= times_of.total()
+def _own_mark(name: str) -> str:
+    """Say of a column that is called as one that marks rows or clients that it is taken as any other."""
+    one, other = Layout().marks[name]
+    return f"column {name!r} does not hold {one!r} and {other!r}, and is one like others: data.{name} = 'none' says so"
 
 
-def _odd(words: Iterable[str]) -> set[str]:
-    """Texts that are no numbers."""
-    return {word for word in words if _words([word])}
+class Written(NamedTuple):
+    """A study that was written.
 
+    Args:
+        study: as `run` takes it.
+        remarks: sentences on what was decided, and how it is undone.
+    """
 
-def _why(values: Sequence[object], where: Sequence[str]) -> str:
-    """Say why a column is no feature."""
-    known = [(str(value).strip(), at) for value, at in zip(values, where, strict=True) if not cells.is_gap(value)]
-    if _dates([value for value in values if not cells.is_gap(value)]):
-        return "it holds dates; --time names the times of the rows"
-    if _mostly_numbers(values):
-        odd = _odd({word for word, _ in known})
-        (word, place), *others = [one for one in known if one[0] in odd]
-        more = "" if not others else ", nor is one more" if len(others) == 1 else f", nor are {len(others)} more"
-        return f"{word!r} in {place} is no number{more}"
-    if _like_dates(_words(values)):
-        return "it looks like dates, which are read as 2024-05-01, 2024-05-01T13:00+02:00 or 01.05.2024 13:00"
-    count = len(_words(values))
-    return "it holds one word" if count == 1 else f"it holds {count} different words"
-
-
-def _words(values: Sequence[object]) -> set[str]:
-    """Find the different words of a column, none where it holds numbers, or true and false."""
-    known = {str(value).strip() for value in values if not cells.is_gap(value)}
-    read = {word: times.read(word) for word in known}
-    if all(one is not None and one.kind == "number" for one in read.values()) or {*map(str.lower, known)} <= _LOGICAL:
-        return set()
-    return known
-
-
-def _client(path: Path, columns: Mapping[str, Sequence[object]]) -> str:
-    if "client" in columns:
-        return "client"
-    texts = [name for name, values in columns.items() if _words(values) and not _dates(values)]
-    if len(texts) != 1:
-        what = f"{path} has no column 'client', and {len(texts) or 'none'} of its columns hold texts"
-        raise StudyError(what, hint=f"name the column of clients with --client, one of {', '.join(texts or columns)}")
-    return texts[0]
-
-
-def _dates(values: Sequence[object]) -> bool:
-    """Whether all values are dates or datetimes."""
-    result = [times.read(value) for value in values]
-    return bool(result) and all(one is not None and one.kind != "number" for one in result)
+    study: Study
+    remarks: tuple[str, ...]
 
 
 def roles(study: Study) -> str:
@@ -184,8 +173,10 @@ def roles(study: Study) -> str:
     return f"clients: column {data.client!r}; target {data.target!r}, {task}{time}; {features}{words}{gaps}"
 
 
-def write(data: Path, method: str, out: Path, columns: Columns) -> Study:
+def write(data: Path, method: str, out: Path, columns: Columns) -> Written:
     """Write a commented study of a table, after a look at whether it can run.
+
+    Clients that cannot be divided into training and test rows are left out, and rows that repeat are allowed.
 
     Args:
         data: the table.
@@ -194,7 +185,7 @@ def write(data: Path, method: str, out: Path, columns: Columns) -> Study:
         columns: of the table.
 
     Returns:
-        The study.
+        The study, and what there is to say of it.
 
     Raises:
         StudyError: when there is something at `out`, or there is no such method, or it does not fit the data.
@@ -202,24 +193,25 @@ def write(data: Path, method: str, out: Path, columns: Columns) -> Study:
     """
     if os.path.lexists(out):
         raise StudyError(f"{out} is there already: nothing is written over", hint="choose another --out")
-    table = values_of(data, columns, method) | {"name": out.stem}
-    study = Study.from_table(table, str(out))
-    dataset = load(study)
+    table, study, dataset, said = drafts.runnable(values_of(data, columns, method) | {"name": out.stem}, out)
     check.check(study, dataset)
     clients = sum(len(group.train.names) for group in dataset.groups.values())
     features = ", ".join(column.name for column in dataset.features)
     labels = f"{dataset.classes} classes" if dataset.classes else "numbers"
     head = [f"A study of {data.name}: {clients} clients, targets that are {labels}; features: {features}."]
     if columns.labels and not dataset.classes:
-        head.append("The targets could be labels of classes, which methods on networks learn, such as pfedbayes.")
-    head += [f"{remark[0].upper()}{remark[1:]}." for remark in columns.remarks]
+        head.append(
+            f"The targets could be labels of classes, {user_tables.LEARN_LABELS}: data.task = 'classification'."
+        )
+    remarks = (*columns.remarks, *said)
+    head += [f"{remark[0].upper()}{remark[1:]}." for remark in remarks]
     head.append("Lines that begin with # and a name are options at their defaults: take the # away to change one.")
     source = Path(os.path.relpath(data.resolve(), out.resolve().parent)).as_posix()
     written = settings.merge(table, {"data": {"source": source}})
     text = "\n".join([*_comments(head), *_lines(study, written)]) + "\n"
     with out.open("x", encoding="utf-8") as file:
         file.write(text)
-    return study
+    return Written(study, remarks)
 
 
 def values_of(data: Path, columns: Columns, method: str) -> JsonTable:
@@ -242,6 +234,7 @@ def values_of(data: Path, columns: Columns, method: str) -> JsonTable:
         part["categorical"] = [*columns.categorical]
     if columns.gaps:
         part["missing"] = "drop"
+    part |= dict.fromkeys(columns.own_marks, settings.NONE)
     recipe = METHODS.get(method)
     if columns.labels and recipe is not None and "classification" in recipe.learns:
         part["task"] = "classification"

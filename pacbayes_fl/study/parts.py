@@ -131,7 +131,7 @@ class DataPart(Layout, OriginPart):
     def __post_init__(self) -> None:
         """Check the ranges, the ways to scale a column, and that no column has two roles."""
         options.check(self, "[data]")
-        if self.time is not None and self.time in (self.client, self.target, "split", self.group):
+        if self.time is not None and self.time in (self.client, self.target, *self.marks):
             raise StudyError(f"[data] time must be a column of its own, got {self.time!r}")
         if not -math.inf <= self.bounds[0] < self.bounds[1] <= math.inf:
             raise StudyError(f"[data] lower_bound must be less than upper_bound, got {list(self.bounds)}")
@@ -168,7 +168,7 @@ class DataPart(Layout, OriginPart):
         for key in ("features", "categorical", "client_features"):
             names = getattr(self, key)
             for name in names:
-                if name in (self.client, self.target, self.time, "split", self.group) or names.count(name) > 1:
+                if name in (self.client, self.target, self.time, *self.marks) or names.count(name) > 1:
                     raise StudyError(f"[data] {key} must be columns of their own, each once, got {shown(name)}")
         for name, words in self.categories.items():
             if name not in self.categorical:

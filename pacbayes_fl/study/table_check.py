@@ -158,7 +158,7 @@ def _excluded(study: Study) -> list[Finding]:
 def _unused(study: Study, columns: Mapping[str, Sequence[object]]) -> list[Finding]:
     """Name the columns that are not used."""
     data = study.data
-    roles = {data.client, data.target, data.time, "split", data.group, data.latitude, data.longitude}
+    roles = {data.client, data.target, data.time, *data.marks, data.latitude, data.longitude}
     made_of = {
         *data.features,
         *data.categorical,
@@ -168,7 +168,7 @@ def _unused(study: Study, columns: Mapping[str, Sequence[object]]) -> list[Findi
     left = [name for name in columns if name not in roles | made_of]
     if data.features:
         same = {name for name in left if len({str(value) for value in columns[name]}) == 1}
-        said = (f"{name} (the same in all rows)" if name in same else name for name in left)
+        said = (f"{name} (the same in all rows)" if name in same else name or "''" for name in left)
         text = f"{', '.join(said)}: no features (data.features)"
     else:
         left = [name for name in left if cells.is_empty(columns[name])]

@@ -65,6 +65,8 @@ STUDY = (  # the stages of a study, from its file to what is read from its runs
             "study.release",
             "study.describe",
             "study.init",
+            "study.drafts",
+            "study.column_roles",
         ),
         *(
             "study.user_rows",

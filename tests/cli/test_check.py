@@ -48,6 +48,15 @@ def test_the_method_that_is_named_is_timed_also_where_a_study_has_another(call: 
     assert answer.code == 1 and "unknown method 'ridgge'" in answer.err
 
 
+def test_numbers_of_rows_are_found_and_left_out_of_a_guess(call: Call, tmp_path: Path) -> None:
+    write_csv(tmp_path / "rows.csv", [{"": at, **row} for at, row in enumerate(rows())])
+    (tmp_path / "mine.toml").write_text('[data]\nsource = "rows.csv"\n')
+    out = call("check", "rows.csv", "--study", "mine.toml", "--no-cost").out
+    assert "row numbers: '' numbers the rows of the file" in out and "data.features names those that are used" in out
+    out = call("check", "rows.csv", "--no-cost").out
+    assert "column '' is left out: it numbers" in out and "row numbers:" not in out and "not used" not in out
+
+
 def test_columns_that_are_not_there_are_wrong(call: Call, tmp_path: Path) -> None:
     write_csv(tmp_path / "rows.csv", rows())
     answer = call("check", "rows.csv", "--target", "watt")

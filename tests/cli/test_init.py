@@ -27,6 +27,19 @@ def test_a_table_becomes_a_study_that_runs(
     assert "target 'wind'" in capsys.readouterr().out
 
 
+def test_what_was_decided_is_said_a_line_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = [{"Unnamed: 0": at, **row} for at, row in enumerate(rows())]
+    write_csv(tmp_path / "houses.csv", [*table, table[0] | {"Unnamed: 0": 99, "client": "alone"}])
+    assert cli.main(["init", "--data", "houses.csv", "--method", "ridge"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].endswith("features: lag_1, wind") and out[1].startswith("column 'Unnamed: 0' is left out: it numbers")
+    assert out[2].startswith("1 of 7 clients left out by exclude_clients") and out[3] == "study: houses.toml"
+    assert cli.main(["run", "houses.toml", "--quiet", "--out", "run"]) == 0
+
+
 def test_no_table_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pacbayes_fl.data.cells import GAPS, Cells, check_labels, check_names, numbers, owners, words
+from pacbayes_fl.data.cells import GAPS, Cells, check_labels, check_names, names_rows, numbers, owners, words
 from pacbayes_fl.errors import DataError
 
 
@@ -36,6 +36,26 @@ def test_gaps_are_missing_where_they_may_be_and_named_elsewhere() -> None:
 def test_what_is_no_number_is_named_with_its_place(value: object) -> None:
     with pytest.raises(DataError, match="line 2, column 'sun'"):
         numbers(column(value, "1"), GAPS)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "does"),
+    [
+        ("", ["1", "2", "3"], True),
+        ("Unnamed: 0", [0.0, 1.0, 2.0], True),
+        ("Unnamed: 0.1", ["7", "3", "12"], True),
+        ("", ["0", "1", "2", "0", "1", "0"], True),
+        ("rownames", ["Mazda RX4", "Datsun 710"], True),
+        ("", ["3", "3", "1"], False),
+        ("", ["0.5", "1.5"], False),
+        ("", ["a", "b", "a"], False),
+        ("step", ["1", "2", "3"], False),
+        ("", ["1"], False),
+        ("", ["", "1"], False),
+    ],
+)
+def test_columns_without_a_name_that_number_rows_are_found(name: str, values: list[object], does: bool) -> None:
+    assert names_rows(name, values) is does
 
 
 def test_names_and_labels_are_checked() -> None:

@@ -95,6 +95,13 @@ def test_repeats_are_counted_and_times_tell_them_apart(timed: bool) -> None:
     )
 
 
+def test_two_labels_are_those_of_true_and_false_and_advice_names_a_method() -> None:
+    whole = {name: {at: float(at % 2) for at in range(n)} for name, n in zip(NAMES, (20, 9, 40), strict=True)}
+    (labels,) = of(inspect(dataset(y=whole)), "labels")
+    assert labels.text.startswith("y holds 0 and 1 alone, as which True and False are read,")
+    assert "method.name = 'pfedbayes'" in labels.advice
+
+
 def test_near_twins_and_outliers_and_labels() -> None:
     found = inspect(
         dataset(ghi={"house_0": {3: 1.0, 4: 1.0 + 1e-7}, "house_2": {5: -900.0}}, y={"house_0": {3: 0.5, 4: 0.5}})

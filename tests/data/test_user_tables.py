@@ -48,6 +48,27 @@ def test_a_blank_target_is_one_to_predict(tmp_path: Path) -> None:
         user_tables.read_table(write(tmp_path, CSV.replace("3.0,30", "3.0,inf")))
 
 
+def test_a_column_without_a_name_is_missed_like_any_other(tmp_path: Path) -> None:
+    path = write(tmp_path, "client,x,y\na,1,2\n")
+    with pytest.raises(DataError, match=r"table\.csv has no column '' \(it has client, x, y\)"):
+        user_tables.read_table(path, made=["", "x"], need_target=False)
+
+
+def test_columns_that_mark_rows_and_clients_may_have_other_names_or_be_none(tmp_path: Path) -> None:
+    path = write(tmp_path, CSV.replace("split", "fold").replace("group", "kind"))
+    renamed = user_tables.read_table(path, Layout(split="fold", group="kind"))
+    usual = user_tables.read_table(write(tmp_path, CSV))
+    assert renamed.features == usual.features and renamed.new == usual.new == ("late",)
+    assert renamed.split is not None and renamed.split["a"].tolist() == [False, True, False]
+    plain = CSV.replace("existing", "1").replace("new", "2").replace("train", "3").replace("test", "4")
+    path = write(tmp_path, plain)
+    table = user_tables.read_table(path, Layout(split=None, group=None))
+    assert table.features == ("sun", "wind", "split", "group") and table.split is None and table.new == ()
+    for key, other in (("split", Layout(group=None)), ("group", Layout(split=None))):
+        with pytest.raises(DataError, match=rf"{key} must be .*, got '\d' \(data\.{key} = 'none' where it is a column"):
+            user_tables.read_table(path, other)
+
+
 def test_client_names_are_words_even_when_they_look_like_numbers(tmp_path: Path) -> None:
     table = user_tables.read_table(write(tmp_path, 'client,x,y\n007,1,2\n"7",1,2\n"a,b",1,2\n'))
     assert list(table.clients) == ["007", "7", "a,b"]
@@ -88,5 +109,7 @@ def test_targets_that_are_words_are_refused_with_how_labels_are_written(tmp_path
     path.write_text(
         "client,x,y\n" + "".join(f"c{k},{i},{'good' if i % 2 else 'bad'}\n" for k in range(2) for i in range(6))
     )
-    with pytest.raises(DataError, match=r"'bad' is not a number \(classes are numbered 0, 1, 2"):
+    with pytest.raises(
+        DataError, match=r"'bad' is not a number \(classes are .* in the table: 0 for 'bad', 1 for 'good'; .*pfedbayes"
+    ):
         user_tables.read_table(path, Layout())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -14,10 +15,11 @@ import pytest
 import torch
 
 import data_gen
-from pacbayes_fl.data import tables
+from pacbayes_fl.data import tables, user_tables
 from pacbayes_fl.data.archives import read_npz
 from pacbayes_fl.data.scaling import settle, untouched
 from pacbayes_fl.errors import DataError, StudyError
+from pacbayes_fl.methods import METHODS
 from pacbayes_fl.study.data import (
     ScaledGroup,
     check_saved,
@@ -262,6 +264,11 @@ def test_a_validation_row_that_is_a_training_row_is_refused(tmp_path: Path) -> N
     np.savez(tmp_path / "a.npz", **tables.to_arrays(replace(dataset, groups={"existing": group})))  # type: ignore[arg-type]
     with pytest.raises(DataError, match="client 'poly_00': validation row 0 is also a training row"):
         load(on_csv(tmp_path / "a.npz"))
+
+
+def test_methods_that_advice_on_labels_names_learn_them() -> None:
+    named = re.findall(r"'(\w+)'", user_tables.LEARN_LABELS)
+    assert named and all("classification" in METHODS[name].learns for name in named)
 
 
 def labelled_table(path: Path, values: list[float]) -> Study:

@@ -78,6 +78,93 @@ def month(k: int, i: int) -> str:
             {},
             Columns("client", "y", None, False, ("roof",), (), True),
         ),
+        *(
+            (
+                {"client": None, "flag": lambda k, i: ("yes", "no")[k % 2], name: lambda k, i: 7 * k},
+                {},
+                Columns(
+                    *(name, "y", None, False, ("flag",)),
+                    remarks=(
+                        f"column {name!r} is taken for the 4 clients by its name; --client names another, "
+                        "such as 'flag'",
+                    ),
+                ),
+            )
+            for name in ("id", "townID", "subject", "Site", "house_id", "plot no")
+        ),
+        *(
+            (
+                {"client": None, "flag": lambda k, i: ("yes", "no")[k % 2], name: cell},
+                {},
+                Columns(
+                    *("flag", "y", None, False),
+                    remarks=("column 'flag' makes 2 clients of the table; --client names another",),
+                ),
+            )
+            for name, cell in (("id", lambda k, i: 8 * k + i), ("acid", lambda k, i: k), ("site", lambda k, i: k / 7))
+        ),
+        *(
+            (
+                {name: cell},
+                {},
+                Columns(
+                    *("client", "y", None, False, (), ("lag_1", "x"), False),
+                    remarks=(
+                        f"column {name!r} is left out: it numbers or names the rows, as R and pandas write them; "
+                        "data.features names what is used",
+                    ),
+                ),
+            )
+            for name, cell in (
+                ("", lambda k, i: 8 * k + i + 1),
+                ("Unnamed: 0", lambda k, i: 8 * k + i),
+                ("Unnamed: 0", lambda k, i: i),
+                ("", lambda k, i: 500 - 8 * k - i),
+                ("rownames", lambda k, i: f"car {8 * k + i}"),
+            )
+        ),
+        ({"": lambda k, i: 0.3 * i}, {}, Columns("client", "y", None, False)),
+        ({"group": lambda k, i: "new" if k else "existing"}, {}, Columns("client", "y", None, False)),
+        (
+            {"client": None, "group": lambda k, i: k},
+            {"client": "group"},
+            Columns("group", "y", None, False, own_marks=("group",)),
+        ),
+        *(
+            (
+                {name: lambda k, i: ("a", "b")[i % 2]},
+                {},
+                Columns(
+                    *("client", "y", None, False, (name,)),
+                    remarks=(
+                        f"column {name!r} does not hold {words}, and is one like others: data.{name} = 'none' says so",
+                    ),
+                    own_marks=(name,),
+                ),
+            )
+            for name, words in (("split", "'train' and 'test'"), ("group", "'existing' and 'new'"))
+        ),
+        (
+            {"site": lambda k, i: "X" if i == 7 else i + 1},
+            {},
+            Columns(
+                *("client", "y", None, False, ("site",)),
+                remarks=("column 'site' holds numbers and 'X', and each value is taken for a word (categorical)",),
+            ),
+        ),
+        ({"y": lambda k, i: i % 2 == 0}, {}, Columns("client", "y", None, True)),
+        (
+            {"y": lambda k, i: "yn"[i % 2]},
+            {},
+            Columns(
+                *("client", "x", None, False, ("y",)),
+                remarks=(
+                    "column 'y' holds words and was not taken for the target, but 'x', the last of numbers; classes "
+                    "are numbered 0, 1, 2, ... in the table: 0 for 'n', 1 for 'y', and then --target y --method "
+                    "pfedbayes learns them",
+                ),
+            ),
+        ),
         (
             {"note": lambda k, i: "the same"},
             {},
@@ -113,7 +200,11 @@ def month(k: int, i: int) -> str:
             {},
             Columns(
                 *("client", "price", None, False, ("state",)),
-                remarks=("the last column, 'state', holds words and was not taken for the target; --target names it",),
+                remarks=(
+                    "column 'state' holds words and was not taken for the target, but 'price', the last of numbers; "
+                    "classes are numbered 0, 1, 2, ... in the table: 0 for 'bad', 1 for 'good', and then --target "
+                    "state --method pfedbayes learns them",
+                ),
             ),
         ),
     ],
@@ -133,6 +224,11 @@ def test_what_columns_are_taken_for(more: Row, given: Row, columns: Columns, tmp
         ({"client": None, "a": lambda k, i: "a", "b": lambda k, i: "b"}, {}, "and 2 of its columns hold texts"),
         ({}, {"client": "cleint"}, "has no column 'cleint' (did you mean 'client'?)"),
         ({}, {"target": "z"}, "has no column 'z' (valid: client, lag_1, x, y)"),
+        (
+            {"lag_1": None, "x": lambda k, i: "a word"},
+            {},
+            "has no column that could be a feature (column 'x' is left out: it holds one word",
+        ),
         ({"x": None, "y": None, "lag_1": None}, {}, "has no column that could be the target (name it with --target)"),
     ],
 )
@@ -145,7 +241,7 @@ def test_what_cannot_be_told_is_asked_for(more: Row, given: Row, text: str, tmp_
 @pytest.mark.parametrize("method", METHODS)
 def test_the_study_of_every_method_runs(method: str, tmp_path: Path) -> None:
     data, out = table(tmp_path, **targets(method)), tmp_path / "first.toml"
-    written = write(data, method, out, look(data))
+    written = write(data, method, out, look(data)).study
     study = Study.from_toml(out)
     assert study == written and study.method.name == method and study.data.source == str(data)
     _, *assignments = quick(method)
@@ -156,7 +252,7 @@ def test_the_study_of_every_method_runs(method: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_option_stands_in_it_at_its_default(method: str, tmp_path: Path) -> None:
     data, out = table(tmp_path, **targets(method)), tmp_path / "first.toml"
-    study = write(data, method, out, look(data))
+    study = write(data, method, out, look(data)).study
     text = out.read_text(encoding="utf-8")
     every = tomllib.loads(uncommented(text))
     plain = settings.as_table(study) | {"method": every["method"]}
@@ -170,7 +266,7 @@ def test_every_option_stands_in_it_at_its_default(method: str, tmp_path: Path) -
 
 def test_every_option_is_explained_above_it(tmp_path: Path) -> None:
     data, out = table(tmp_path), tmp_path / "first.toml"
-    study = write(data, "fedavg", out, look(data))
+    study = write(data, "fedavg", out, look(data)).study
     lines = out.read_text(encoding="utf-8").splitlines()
     for option in options_of(type(study.model)).values():
         at = next(i for i, line in enumerate(lines) if line.startswith(f"#{option.name} = "))
@@ -193,16 +289,16 @@ def test_labels_are_classified_by_networks_and_said_elsewhere(tmp_path: Path) ->
     data = table(tmp_path, y=lambda k, i: (i + k) % 2)
     columns = look(data)
     assert columns.labels
-    assert write(data, "fedavg", tmp_path / "a.toml", columns).data.task == "classification"
+    assert write(data, "fedavg", tmp_path / "a.toml", columns).study.data.task == "classification"
     assert 'task = "classification"' in (tmp_path / "a.toml").read_text().splitlines()
-    assert write(data, "ridge", tmp_path / "b.toml", columns).data.task == "auto"
+    assert write(data, "ridge", tmp_path / "b.toml", columns).study.data.task == "auto"
     assert "could be labels of classes" in (tmp_path / "b.toml").read_text()
 
 
 def test_names_that_steer_a_terminal_or_end_a_comment_are_escaped(tmp_path: Path) -> None:
     name = 'a"b\n#[data]\x1b[2J'
     data = table(tmp_path, y=None, x=None, **{name: lambda k, i: 0.3 * i - k, 'y"\\': lambda k, i: 0.5 * i})
-    study = write(data, "ridge", tmp_path / "first.toml", look(data))
+    study = write(data, "ridge", tmp_path / "first.toml", look(data)).study
     text = (tmp_path / "first.toml").read_text(encoding="utf-8")
     assert all(line.isprintable() for line in text.split("\n"))
     assert Study.from_toml(tmp_path / "first.toml") == study and study.data.target == 'y"\\'
@@ -233,9 +329,68 @@ def test_words_gaps_and_remarks_need_no_second_start(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="lack a value and are left out|at the time of the row before"):
         study = write(
             tmp_path / "houses.csv", "ridge", tmp_path / "s.toml", look(tmp_path / "houses.csv", "house", "power")
-        )
+        ).study
     assert study.data.categorical == ("roof",) and study.data.missing == "drop" and "remark" not in study.data.features
     assert Study.from_toml(tmp_path / "s.toml").data == study.data
+
+
+def remarks_on(folder: Path, table: list[Row], method: str = "ridge") -> tuple[Study, str]:
+    """Write the study of a table, check that it runs, and give what is said."""
+    data, out = write_csv(folder / "mine.csv", table), folder / "first.toml"
+    written = write(data, method, out, look(data))
+    assert Study.from_toml(out) == written.study
+    assert run(Study.from_toml(out, ["federation.device=cpu"])).clients
+    text = " ".join(line.removeprefix("# ") for line in out.read_text(encoding="utf-8").splitlines())
+    assert all(f"{one[0].upper()}{one[1:]}." in text for one in written.remarks)
+    return written.study, " | ".join(written.remarks)
+
+
+def test_clients_without_rows_for_both_sides_are_left_out_and_said(tmp_path: Path) -> None:
+    alone = [{"client": f"d{k}", "lag_1": 1.0, "x": 2.0, "y": 30.0} for k in range(7)]
+    study, said = remarks_on(tmp_path, [*alone, *rows()])
+    assert study.data.exclude_clients == tuple(f"d{k}" for k in range(7))
+    assert "7 of 11 clients left out by exclude_clients" in said and "d0, d1, d2, d3, d4 and 2 more" in said
+    (tmp_path / "first.toml").unlink()
+    with pytest.raises(StudyError, match=r"no client in column 'client' .* \(--client names another column\)"):
+        remarks_on(tmp_path, alone)
+    noon = [{"when": "2024-05-01", **row} for row in rows()]
+    for i, row in enumerate(noon[8:]):
+        row["when"] = f"2024-05-{1 + i % 8:02d}"
+    study, said = remarks_on(tmp_path, noon)
+    assert study.data.exclude_clients == ("c0",) and "1 of 4 clients left out" in said
+
+
+def test_rows_on_both_sides_are_allowed_and_said(tmp_path: Path) -> None:
+    study, said = remarks_on(tmp_path, rows(lag_1=None, x=lambda k, i: i % 4, y=lambda k, i: 9 + i % 4))
+    assert study.data.duplicate_rows == "allow" and "by duplicate_rows, 8 of c0, c1, c2, c3: scores" in said
+    assert "certificates count no row" in said and "data.time" in said
+
+
+def test_columns_called_split_and_group_that_mark_nothing_are_features(tmp_path: Path) -> None:
+    own = rows(split=lambda k, i: f"f{i % 2}", group=lambda k, i: "patient" if i % 3 else "control")
+    study, said = remarks_on(tmp_path, own)
+    assert (study.data.split, study.data.group) == (None, None) and "data.group = 'none'" in said
+    assert study.data.categorical == ("split", "group")
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (lambda k, i: 0.5 * i, "never below 0, and predictions may be: lower_bound = 0 says so"),
+        (lambda k, i: (8 * k + i) / 40, "lie in [0, 1], and predictions may not: lower_bound = 0 and upper_bound = 1"),
+        (lambda k, i: 40 + i, ""),
+        (lambda k, i: i - 1.5, ""),
+        (lambda k, i: i % 3, ""),
+    ],
+)
+def test_targets_that_end_somewhere_are_said_to(target: Any, said: str, tmp_path: Path) -> None:
+    study, got = remarks_on(tmp_path, rows(y=target))
+    assert said in got and bool(said) == bool(got) and study.data.lower_bound is None
+    if not said:
+        return
+    (tmp_path / "first.toml").unlink()
+    _, got = remarks_on(tmp_path, rows(y=None, pct_poor=lambda k, i: 10 * i + k))
+    assert "lie in [0, 100]" in got and "upper_bound = 100" in got
 
 
 def test_a_study_that_could_not_run_is_not_written(tmp_path: Path) -> None:

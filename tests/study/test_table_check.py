@@ -66,7 +66,7 @@ def test_what_is_checked_is_what_init_writes(method: str, labels: bool, tmp_path
     looked = study_of(path, columns, method)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert write(path, method, tmp_path / "houses.toml", columns) == looked
+        assert write(path, method, tmp_path / "houses.toml", columns).study == looked
     assert looked.data.missing == "drop" and (looked.data.task == "classification") == (labels and method == "fedavg")
     got = check(path, looked, cost=False, remarks=columns.remarks)
     assert not got.refused and [one.text for one in got.findings if one.topic == "columns"] == [

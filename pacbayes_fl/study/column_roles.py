@@ -1,0 +1,193 @@
+"""What the columns of a user's table look like, before any study says what they are."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from pacbayes_fl.data import cells, times, user_tables
+from pacbayes_fl.data.layout import Layout
+from pacbayes_fl.errors import StudyError, shown
+
+Values = Sequence[object]
+
+_LOGICAL: Final = frozenset({"true", "false"})
+_DATE: Final = re.compile(r"\d{1,4}[-/. ]+(\d{1,2}|[A-Za-z]{3,9})[-/., ]+\d{1,4}\b")
+_CODES: Final = 20  # different values of a column of codes, some of which are numbers
+_WHO: Final = (
+    *("client", "subject", "patient", "participant", "respondent", "person", "customer", "user", "animal"),
+    *("site", "station", "location", "plant", "farm", "field", "building", "house", "household", "home", "family"),
+    *("hospital", "clinic", "school", "class", "shop", "store", "branch", "firm", "company", "institution"),
+    *("country", "county", "state", "province", "region", "district", "city", "town", "village"),
+    *("device", "sensor", "meter", "machine", "vehicle", "turbine", "tree", "plot"),
+)
+"""Whose rows a table often has."""
+_WHO_NAME: Final = re.compile(rf"({'|'.join(_WHO)})s?[\s_.-]*(id|no|nr|num|number|name|code)?|id|.*[\s_.-]id", re.I)
+_CAMEL_ID: Final = re.compile(r".*[a-z]I[dD]")
+
+
+def words(values: Values) -> set[str]:
+    """Find the different words of a column.
+
+    Args:
+        values: of the column.
+
+    Returns:
+        The words, none where it holds numbers, or true and false.
+    """
+    known = {str(value).strip() for value in values if not cells.is_gap(value)}
+    read = {word: times.read(word) for word in known}
+    if all(one is not None and one.kind == "number" for one in read.values()) or {*map(str.lower, known)} <= _LOGICAL:
+        return set()
+    return known
+
+
+def dates(values: Values) -> bool:
+    """Say whether all values are dates or datetimes."""
+    result = [times.read(value) for value in values]
+    return bool(result) and all(one is not None and one.kind != "number" for one in result)
+
+
+def like_dates(texts: Iterable[str]) -> bool:
+    """Say whether texts look like dates, be they in a form that is read or not."""
+    return all(_DATE.match(word) for word in texts)
+
+
+def mostly_numbers(values: Values) -> bool:
+    """Say whether half of the values or more are numbers, so that the others are mistakes and no words."""
+    often = _often(values)
+    return 2 * sum(often[word] for word in _odd(often)) <= often.total()
+
+
+def odd_codes(values: Values) -> list[str]:
+    """Find the words in a column of few whole numbers and words, all of which come again and again, as codes do.
+
+    Args:
+        values: of the column.
+
+    Returns:
+        The words, none where the column holds something else.
+    """
+    often = _often(values)
+    odd = _odd(often)
+    whole = all(word in odd or re.fullmatch(r"\d+", word) for word in often)
+    return sorted(odd) if whole and len(often) <= _CODES and all(often[word] > 1 for word in odd) else []
+
+
+def why_left_out(values: Values, where: Sequence[str]) -> str:
+    """Say why a column is no feature.
+
+    Args:
+        values: of the column [R].
+        where: each row stands [R].
+
+    Returns:
+        The reason, such as "it holds one word".
+    """
+    known = [(str(value).strip(), at) for value, at in zip(values, where, strict=True) if not cells.is_gap(value)]
+    if dates([value for value in values if not cells.is_gap(value)]):
+        return "it holds dates; --time names the times of the rows"
+    if mostly_numbers(values):
+        odd = _odd({word for word, _ in known})
+        (word, place), *others = [one for one in known if one[0] in odd]
+        more = "" if not others else ", nor is one more" if len(others) == 1 else f", nor are {len(others)} more"
+        return f"{word!r} in {place} is no number{more}"
+    if like_dates(words(values)):
+        return "it looks like dates, which are read as 2024-05-01, 2024-05-01T13:00+02:00 or 01.05.2024 13:00"
+    count = len(words(values))
+    return "it holds one word" if count == 1 else f"it holds {count} different words"
+
+
+def own_marks(columns: Mapping[str, Values], taken: Iterable[str | None]) -> tuple[str, ...]:
+    """Find columns that are called as those that mark rows and clients are, and mark nothing.
+
+    Args:
+        columns: of the table.
+        taken: names of columns that have another role.
+
+    Returns:
+        Keys of [data] to switch off: "split", "group" or both. A column of which any word is one that marks does.
+    """
+    marks, others = Layout().marks, {"validation", "valid", "val", "dev"}
+    found = []
+    for name, known in marks.items():
+        if name in columns:
+            held = {str(value).strip().lower() for value in columns[name] if not cells.is_gap(value)}
+            if name in taken or not held & {*known, *(others if name == "split" else ())}:
+                found.append(name)
+    return tuple(found)
+
+
+def client(path: Path, columns: Mapping[str, Values]) -> tuple[str, list[str]]:
+    """Guess the column of clients: "client", one that is called as clients are and repeats, or the only words.
+
+    Args:
+        path: of the table.
+        columns: that may be it.
+
+    Returns:
+        Its name, and remarks.
+
+    Raises:
+        StudyError: when it cannot be told.
+    """
+    if "client" in columns:
+        return "client", []
+    named = [name for name, values in columns.items() if _WHO_NAME.fullmatch(name) or _CAMEL_ID.fullmatch(name)]
+    named = [name for name in named if _repeats(columns[name])]
+    texts = [name for name, values in columns.items() if words(values) and not dates(values)]
+    if not named and len(texts) != 1:
+        what = f"{path} has no column 'client', and {len(texts) or 'none'} of its columns hold texts"
+        raise StudyError(what, hint=f"name the column of clients with --client, one of {', '.join(texts or columns)}")
+    name = named[0] if named else texts[0]
+    others = [other for other in dict.fromkeys((*named, *texts)) if other != name]
+    remarks = []
+    count = len({str(value) for value in columns[name] if not cells.is_gap(value)})
+    if count <= 2:
+        remarks.append(
+            f"column {name!r} makes {count} client{'s' if count > 1 else ''} of the table; --client names another"
+        )
+    elif others or name not in texts:
+        also = f", such as {shown(others[0])}" if others else ""
+        remarks.append(f"column {name!r} is taken for the {count} clients by its name; --client names another{also}")
+    return name, remarks
+
+
+def not_target(name: str, values: Values, taken: str) -> str:
+    """Say why a column is not the target that has its name or place.
+
+    Args:
+        name: of the column.
+        values: of it.
+        taken: name of the target.
+
+    Returns:
+        The remark.
+    """
+    held = words(values)
+    what = "dates" if dates([value for value in values if not cells.is_gap(value)]) or like_dates(held) else "words"
+    said = f"column {name!r} holds {what} and was not taken for the target, but {taken!r}, the last of numbers"
+    if what == "words" and len(held) <= user_tables.FEW:
+        return f"{said}; {user_tables.numbered(held)}, and then --target {name} --method pfedbayes learns them"
+    return f"{said}; --target names another"
+
+
+def _repeats(values: Values) -> bool:
+    """Whether a column can hold clients: whole numbers or words, three or more, with two rows each on average."""
+    known = [str(value).strip() for value in values if not cells.is_gap(value)]
+    kinds = {*known}
+    if len(kinds) < 3 or 2 * len(kinds) > len(values) or len(known) < len(values) or dates([*kinds]):
+        return False
+    return bool(words(values)) or all(re.fullmatch(r"\d+(\.0*)?", kind) for kind in kinds)
+
+
+def _often(values: Values) -> Counter[str]:
+    return Counter(str(value).strip() for value in values if not cells.is_gap(value))
+
+
+def _odd(texts: Iterable[str]) -> set[str]:
+    """Texts that are no numbers."""
+    return {word for word in texts if words([word])}

@@ -1,0 +1,65 @@
+"""What columns look like: codes from mistakes, names of clients from other names, marks from columns of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.study.column_roles import client, not_target, odd_codes, own_marks
+
+CODES = [str(k) for k in range(1, 10)]
+
+
+@pytest.mark.parametrize(
+    ("values", "odd"),
+    [
+        ([*CODES, "X"] * 4, ["X"]),
+        ([*CODES * 4, "X"], []),  # once: a mistake
+        (["0.5", "1.5", "X"] * 4, []),
+        ([*map(str, range(30)), "X"] * 4, []),
+        (CODES * 4, []),
+    ],
+)
+def test_codes_are_few_whole_numbers_and_words_that_come_again(values: list[str], odd: list[str]) -> None:
+    assert odd_codes(values) == odd
+
+
+@pytest.mark.parametrize(
+    ("values", "own"),
+    [
+        (["train", "test"], ()),
+        (["Train", "valid"], ()),
+        (["train", "?"], ()),
+        (["a", "b"], ("split",)),
+        ([""], ("split",)),
+    ],
+)
+def test_a_column_marks_rows_where_any_of_its_words_does(values: list[str], own: tuple[str, ...]) -> None:
+    assert own_marks({"split": values}, ()) == own
+    assert own_marks({"split": values}, ("split",)) == ("split",)
+
+
+@pytest.mark.parametrize("name", ["ID", "subject", "house_id", "TownID", "Sites", "plant no"])
+def test_a_name_of_clients_goes_before_the_only_words(name: str) -> None:
+    flag, who = ["y", "n"] * 6, [str(k % 3) for k in range(12)]
+    assert client(Path("t.csv"), {"flag": flag, name: who})[0] == name
+    for other in ([str(k) for k in range(12)], ["0", "1"] * 6, [*who[:-1], ""], [f"{one}.5" for one in who]):
+        got, said = client(Path("t.csv"), {"flag": flag, name: other})
+        assert got == "flag" and "makes 2 clients" in said[0]
+    assert client(Path("t.csv"), {"flag": flag, "client": flag, name: who}) == ("client", [])
+
+
+@pytest.mark.parametrize("name", ["acid", "paid", "grid", "width", "classify"])
+def test_other_names_are_not_of_clients(name: str) -> None:
+    with pytest.raises(StudyError, match="none of its columns hold texts"):
+        client(Path("t.csv"), {name: [str(k % 3) for k in range(12)]})
+
+
+def test_few_words_are_numbered_and_dates_are_not() -> None:
+    assert "0 for 'N', 1 for 'Y', and then --target r" in not_target("r", ["Y", "N"], "x")
+    assert not_target("r", ["2024-05-01"], "x").endswith(
+        "holds dates and was not taken for the target, but 'x', the last of numbers; --target names another"
+    )
+    assert not_target("r", [*"abcdefgh"], "x").endswith("--target names another")
