@@ -93,7 +93,7 @@ def targets(name: str, client: int, x: Array, weight: Array, directions: Array, 
             return np.full(len(x), 2.0)
         case "trend":
             slope = weight[0] + 0.2 * random.normal()
-            return slope * x[:, 0] + np.sin(x[:, 0]) + 0.3 * x[:, 1] + 0.3 * residual
+            return np.asarray(slope * x[:, 0] + np.sin(x[:, 0]) + 0.3 * x[:, 1] + 0.3 * residual)
         case "many-rows":
             return x @ weight + 0.4 * np.sin(2 * x[:, 0]) + 0.5 * residual
     return x @ weight + 0.5 * residual

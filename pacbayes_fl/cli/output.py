@@ -49,7 +49,6 @@ def print_comparison(results: Sequence[Result]) -> None:
     """
     print_cells(comparison.table(results))
     print_bins(results)
-    _say_seldom(results)
     print_rows(results)
     print_privacy(results)
 
@@ -107,7 +106,6 @@ def print_table(result: Result) -> None:
         _say_not_finite(group, entry["n_clients"], {name: _within(entry, name) or {} for name in names}, "clients")
     _print_fallen(result.labels)
     print_bins([result])
-    _say_seldom([result])
     print_rows([result])
     _say_choices(result.labels)
     if "privacy" in result.labels:
@@ -257,20 +255,17 @@ def print_cells(cells: Sequence[Cell]) -> None:
 
 
 def print_bins(results: Sequence[Result]) -> None:
-    """Print the settings of metrics, such as bins of confidence; nothing where no run has any.
+    """Print the settings of metrics, such as bins of confidence, and whose intervals hold too seldom, if there are any.
 
     Args:
         results: results of a table.
     """
+    from pacbayes_fl.results.calibration import too_seldom
+
     for option, names in _spoken_options().items():
         values = sorted({result.labels[option.setting] for result in results if option.setting in result.labels})
         if values:
             say(f"{' and '.join(names)}: {option.sentence.format(' or '.join(map(str, values)))}")
-
-
-def _say_seldom(results: Sequence[Result]) -> None:
-    from pacbayes_fl.results.calibration import too_seldom
-
     for line in too_seldom(results):
         say(line)
 

@@ -28,17 +28,9 @@ from pacbayes_fl.data.summaries import summary_inputs, with_inputs
 from pacbayes_fl.data.target_bounds import Place, row_number
 from pacbayes_fl.errors import UNREADABLE, DataError, PrivacyError, StudyError, caller_stacklevel
 from pacbayes_fl.files import JsonMapping, JsonTable
-from pacbayes_fl.study import sources
+from pacbayes_fl.study import sources, table_checks
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.parts import DataPart
-from pacbayes_fl.study.table_checks import (
-    beyond_training,
-    check_classes,
-    check_columns,
-    of_table,
-    order_of_file,
-    single_rows,
-)
 
 _OF_TABLES: Final = tuple(one.name for one in fields(Layout) if one.name not in ("client", "target", "group"))
 
@@ -113,8 +105,8 @@ def load(study: Study) -> tables.Dataset:
     options = {name: _expand(value) for name, value in study.data.options.items()}
     source = sources.find(study.data.source)
     images = source is not None and source.own
-    check_classes(study)
-    if not of_table(study.data.source):
+    table_checks.check_classes(study)
+    if not table_checks.of_table(study.data.source):
         theirs = {"exclude_clients": images, "classes": study.instances.data is not None}
         for name in _OF_TABLES:
             if theirs.get(name):
@@ -127,7 +119,7 @@ def load(study: Study) -> tables.Dataset:
                 what = f"[data] {name} = {column!r} is a column of a table, and {study.data.source!r} is none"
                 raise StudyError(what, hint="give a number, or a .csv or .parquet")
     else:
-        check_columns(study)
+        table_checks.check_columns(study)
     if study.data.follow_seed:
         options = {"seed": study.seed} | options
     if images:
@@ -167,8 +159,8 @@ def _read_file(part: DataPart) -> tables.Dataset:
     dataset = tables.read(path, part, part.test.share, task, last)
     if part.task == "auto" and dataset.classes is None and path.suffix in user_tables.TABLES:
         _warn_of_labels(dataset)
-    order = order_of_file(path.name, dataset.provenance.get("test_rows"))
-    remarks = (order, single_rows(dataset), beyond_training(dataset))
+    order = table_checks.order_of_file(path.name, dataset.provenance.get("test_rows"))
+    remarks = (order, table_checks.single_rows(dataset), table_checks.beyond_training(dataset))
     for said in filter(None, remarks):
         warnings.warn(said, stacklevel=caller_stacklevel())
     return dataset
