@@ -103,7 +103,7 @@ class PacBayesFLError(Exception):
         hint: str | None = None,
     ) -> None:
         """Store the fields and build the one-line text."""
-        self.client, self.round, self.cause, self.hint = client, round, cause, hint
+        self.message, self.client, self.round, self.cause, self.hint = message, client, round, cause, hint
         place = "" if client is None else f"client {client!r}: "
         when = "" if round is None else f"round {round}: "
         advice = "" if hint is None else f" ({hint})"

@@ -51,8 +51,10 @@ def read(path: Path) -> tuple[dict[str, list[Any]], list[str]]:
                     hint = f"is a {which} missing or one too many?"
                     raise DataError(f"{path} {places[-1]}: expected {len(names)} values", hint=hint)
                 rows.append(row)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} is not a CSV table in UTF-8: {error}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not a CSV table in UTF-8: {error}", hint="save it as UTF-8") from error
+    except csv.Error as error:
+        raise DataError(f"{path} is not a CSV table: {error}") from error
     columns: dict[str, list[Any]] = {name: [row[j] for row in rows] for j, name in enumerate(names)}
     return (columns if separator == "," else _with_points(path, columns, places)), places
 

@@ -322,8 +322,7 @@ def read(
             client that is to be cut by it have one time.
     """
     path = Path(path)
-    if not path.is_file():
-        raise DataError(f"there is no file {path}")
+    user_tables.require_file(path)
     if path.suffix.lower() == ".npz":
         dataset = from_arrays(read_npz(path), {"source": path.name})
         if task == "classification" and dataset.classes is None:

@@ -262,6 +262,21 @@ def _advice(target: Cells, layout: Layout) -> str | None:
     return cells.MISSING_HINT if layout.missing == "refuse" and "" in target.values else None
 
 
+def require_file(path: Path) -> None:
+    """Refuse a path at which there is no file.
+
+    Args:
+        path: of a table or an archive.
+
+    Raises:
+        DataError: when there is nothing, or a folder.
+    """
+    if path.is_dir():
+        raise DataError(f"{path} is a folder, and no file", hint="name the file in it")
+    if not path.is_file():
+        raise DataError(f"there is no file {path}")
+
+
 def read_columns(path: Path) -> tuple[dict[str, list[Any]], list[str]]:
     """Read the columns of a table as they stand there, of which nothing is asked yet.
 
@@ -274,8 +289,7 @@ def read_columns(path: Path) -> tuple[dict[str, list[Any]], list[str]]:
     Raises:
         DataError: when there is no such file, or it is no table.
     """
-    if not path.is_file():
-        raise DataError(f"there is no file {path}")
+    require_file(path)
     if path.suffix.lower() not in TABLES:
         raise DataError(f"{path} is not {' or '.join(TABLES)}", hint="a spreadsheet can be saved as CSV")
     return _read_parquet(path) if path.suffix.lower() == ".parquet" else csv_text.read(path)

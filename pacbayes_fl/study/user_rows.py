@@ -53,23 +53,30 @@ def read(
         DataError: as `user_tables.read_table`; or when a row's bounds of the target are not in order.
     """
     made, path = [column.name for column in schema.features], Path(path)
+    medians = _medians(groups) if data.missing == "median" else {}
     if excluded and data.exclude_clients:
         found = user_tables.read_columns(path) if columns is None else columns
         columns = user_tables.without_clients(path, data.client, data.exclude_clients, found)
-    table = user_tables.read_table(
-        path,
-        data,
-        made,
-        need_target=need_target,
-        default_client=default,
-        task="regression" if schema.classes is None else "classification",
-        past=schema.history if past is None else past,
-        read=columns,
-    )
-    learned = {name: ~y.isnan() for name, (_, y) in table.clients.items()}
-    if table.split is not None:
-        learned = {name: own & ~table.split[name] for name, own in learned.items()}
-    table = encoded(table, learned, data, made, _medians(groups) if data.missing == "median" else {})
+    try:
+        table = user_tables.read_table(
+            path,
+            data,
+            made,
+            need_target=need_target,
+            default_client=default,
+            task="regression" if schema.classes is None else "classification",
+            past=schema.history if past is None else past,
+            read=columns,
+        )
+        learned = {name: ~y.isnan() for name, (_, y) in table.clients.items()}
+        if table.split is not None:
+            learned = {name: own & ~table.split[name] for name, own in learned.items()}
+        table = encoded(table, learned, data, made, medians)
+    except DataError as error:
+        if error.hint is None or "data." not in error.hint:
+            raise
+        hint = f"mend the row or leave it out: this run keeps the [data] of its training; of another, {error.hint}"
+        raise DataError(error.message, client=error.client, hint=hint) from error
     bounds = bounds_of(data, made)
     for name, (x, _) in table.clients.items():
         bounds.check_rows(name, x, table.place)

@@ -338,8 +338,12 @@ def test_a_share_must_leave_something_on_both_sides(tmp_path: Path) -> None:
 def test_a_mark_of_excel_is_no_part_of_a_name(tmp_path: Path) -> None:
     assert user_tables.read_table(write(tmp_path, "\ufeff" + CSV)).features == ("sun", "wind")
     (tmp_path / "latin.csv").write_bytes("client,x,y\nZürich,1,2\n".encode("latin-1"))
-    with pytest.raises(DataError, match=r"latin\.csv is not a CSV table in UTF-8"):
+    with pytest.raises(DataError, match=r"latin\.csv is not a CSV table in UTF-8: .* \(save it as UTF-8\)$"):
         tables.read(tmp_path / "latin.csv")
+    (tmp_path / "folder.csv").mkdir()
+    for read in (tables.read, user_tables.read_columns):
+        with pytest.raises(DataError, match=r"folder\.csv is a folder, and no file \(name the file in it\)"):
+            read(tmp_path / "folder.csv")
 
 
 def test_parquet_reads_as_the_same_table(tmp_path: Path) -> None:

@@ -180,6 +180,12 @@ def test_rows_that_cannot_be_used_are_refused_with_the_client(
         predict(trained, "existing_0", path, write_csv(tmp_path / "later.csv", [test[0] | {"y": NAN}]))
     with pytest.raises(DataError, match=r"client 'existing_0': .*bad\.csv line 3, column 'wind': nan is not a finite"):
         predict(trained, "existing_0", write_csv(tmp_path / "bad.csv", [test[0], test[1] | {"wind": "nan"}]))
+    gap = write_csv(tmp_path / "gap.csv", [test[0], test[1] | {"wind": ""}])
+    said = r"gap\.csv line 3, column 'wind': '' is not a number \(mend the row or leave it out: this run keeps"
+    with pytest.raises(
+        DataError, match=said + r" the \[data\] of its training; of another, data.missing = 'drop' leaves"
+    ):
+        predict(trained, "existing_0", gap)
     less = write_csv(tmp_path / "less.csv", ask(of("existing_0"), "client", "wind", "y"))
     with pytest.raises(DataError, match=r"less\.csv has no column 'lag_1' \(it has client, wind, y\)"):
         predict(trained, "existing_0", less)
