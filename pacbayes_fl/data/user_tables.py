@@ -26,8 +26,7 @@ TABLES = (".csv", ".parquet")
 """How the names of users' tables end."""
 LEARN_LABELS: Final = "which methods on networks learn, such as method.name = 'pfedbayes' or 'fedavg'"
 """What advice on labels says behind the word."""
-FEW: Final = 6
-"""Words of a target that are numbered one by one."""
+FEW: Final = 6  # words of a target that are numbered one by one
 _CLASSES = 20  # distinct whole numbers that may be labels
 _PER_CELL = 100  # bytes in memory for each cell of a Parquet table, whose own bytes say little of it
 _NONE: Mapping[str, Any] = MappingProxyType({})
