@@ -124,11 +124,11 @@ def beyond_training(dataset: tables.Dataset) -> str | None:
     Returns:
         The remark, None where there is no such feature.
     """
-    if dataset.feature_shape:
-        return None
     train, test = ([getattr(group, part) for group in dataset.groups.values()] for part in ("train", "test"))
     known = [x for batch in train for x in _rows_by_client(batch)]
     asked = [x for batch in test for x in _rows_by_client(batch)]
+    if dataset.feature_shape or not known or not asked:
+        return None
     low, high = torch.stack([x.amin(0) for x in known]).amin(0), torch.stack([x.amax(0) for x in known]).amax(0)
     beyond = torch.stack([((x < low) | (x > high)).sum(0) for x in asked]).sum(0) / sum(map(len, asked))
     shares = zip(dataset.features, beyond.tolist(), strict=True)

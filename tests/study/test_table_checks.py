@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import pytest
 import torch
 
 from pacbayes_fl.data import tables
+from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError, PrivacyError, StudyError
 from pacbayes_fl.study import apart
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.run import run
+from pacbayes_fl.study.search.path import deal
 from pacbayes_fl.study.table_checks import beyond_training, order_of_file, single_rows
 from tests.study.analyst import data, houses
 
@@ -141,3 +144,14 @@ def test_features_in_which_most_test_rows_lie_beyond_all_training_rows_are_named
     assert (remark is None) == (said is None)
     if remark is not None and said is not None:
         assert said in remark and "'x'" not in remark and remark in [str(one.message) for one in caught]
+
+
+def test_a_table_without_test_rows_has_none_beyond(tmp_path: Path) -> None:
+    path = tmp_path / "days.csv"
+    pd.DataFrame({"client": ["a"] * 9 + ["b"] * 9, "day": [*range(9)] * 2, "y": range(18)}).assign(x=1.0).to_csv(path)
+    dataset = load(Study.from_table({"data": {"source": str(path), "time": "day"}}, "days"))
+    group = dataset.groups["existing"]
+    nothing = ClientBatch.stack([(x[:0], y[:0]) for x, y in zip(group.test.x, group.test.y, strict=True)], ["a", "b"])
+    times = tables.Times(group.times.train, group.times.test[:, :0]) if group.times is not None else None
+    bare = replace(dataset, groups={"existing": tables.Group(group.train, nothing, times=times)}, provenance={})
+    assert beyond_training(bare) is None and deal(bare, 0, 1) is not None

@@ -189,6 +189,8 @@ def _test_rows_are_later(dataset: tables.Dataset) -> bool:
 
 
 def _later(group: tables.Group, train: Tensor, test: Tensor) -> bool:
+    if not train.numel() or not test.numel():
+        return True
     last = train.masked_fill(~group.train.mask.cpu(), train.min()).amax(1)
     first = test.masked_fill(~group.test.mask.cpu(), test.max()).amin(1)
     return bool((last < first).all())
