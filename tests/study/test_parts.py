@@ -59,6 +59,7 @@ def test_numbers_have_the_ranges_that_they_always_had() -> None:
     ranges = {f"{where} {n}": str(o.range) for where, (part, _) in PARTS.items() for n, o in known(part).items()}
     assert ranges == {
         "[data.test] share": "strictly between 0 and 1",
+        "[data] classes": "from 2 to 65536",
         "[data] transform_lambda": "from 0 to 2",
         "[federation] rounds": "at least 0",
         "[federation] cohort": "at least 1",
