@@ -151,7 +151,9 @@ def test_a_table_without_test_rows_has_none_beyond(tmp_path: Path) -> None:
     pd.DataFrame({"client": ["a"] * 9 + ["b"] * 9, "day": [*range(9)] * 2, "y": range(18)}).assign(x=1.0).to_csv(path)
     dataset = load(Study.from_table({"data": {"source": str(path), "time": "day"}}, "days"))
     group = dataset.groups["existing"]
-    nothing = ClientBatch.stack([(x[:0], y[:0]) for x, y in zip(group.test.x, group.test.y, strict=True)], ["a", "b"])
+    nothing = ClientBatch.stack(
+        [(x[:0], y[:0]) for x, y in zip(group.test.x, group.test.y, strict=True)], ["a", "b"], group.test.ids
+    )
     times = tables.Times(group.times.train, group.times.test[:, :0]) if group.times is not None else None
     bare = replace(dataset, groups={"existing": tables.Group(group.train, nothing, times=times)}, provenance={})
     assert beyond_training(bare) is None and deal(bare, 0, 1) is not None
