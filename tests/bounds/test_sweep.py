@@ -101,7 +101,7 @@ def test_every_bound_of_the_table_is_valid_at_the_rows_that_it_needs(name: str) 
 
 
 def test_rows_are_counted_from_where_a_bound_is_defined() -> None:
-    """Fewer rows than trials over draws, or than beta times the scale, are no rows of these numbers: they are too few."""
+    """Fewer rows than trials over draws, or than beta times the scale, are too few for these numbers."""
     drawn = MonteCarlo(100, 0.01, trials=200_000)
     n = rows_needed(0.5, "seeger", **AT, monte_carlo=drawn)
     assert n == 2000 and sweep("seeger", n=float(n), **AT, monte_carlo=drawn).values <= 0.5
