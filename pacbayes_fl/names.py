@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from html import escape
 from typing import Final
 
@@ -98,6 +98,25 @@ def padded(text: str, columns: int) -> str:
         The text, at least as wide.
     """
     return text + " " * (columns - width(text))
+
+
+def apart(words: Iterable[str], known: Collection[str]) -> list[str]:
+    """Take names apart at commas, but for a name that has some.
+
+    Args:
+        words: as they were given, such as "house_05,house_06".
+        known: names that there are.
+
+    Returns:
+        The names that are not empty, known or not.
+
+    Example:
+        >>> from pacbayes_fl import names
+        >>> names.apart(["a, b", "c,d"], ["a", "b", "c,d"])
+        ['a', 'b', 'c,d']
+    """
+    given = [[word] if word in known else map(str.strip, word.split(",")) for word in words]
+    return [name for names in given for name in names if name]
 
 
 def to_cell(text: str) -> str:

@@ -15,7 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacbayes_fl.data.cells import GAPS
-from pacbayes_fl.names import from_cell, in_json, padded, printable, shortened, to_cell, to_drawing, to_folder, width
+from pacbayes_fl.names import (
+    apart,
+    from_cell,
+    in_json,
+    padded,
+    printable,
+    shortened,
+    to_cell,
+    to_drawing,
+    to_folder,
+    width,
+)
 from pacbayes_fl.settings import to_toml
 from tests.hostile import NAMES, STEERING
 
@@ -78,6 +89,14 @@ def test_a_number_stays_a_number_however_a_table_writes_it(number: float, form: 
         for more in ("+cmd|' /C calc'!A0", "\t", ";=1+1", "+1", "(1)"):
             assert to_cell(one + more).startswith("'") or not one.lstrip().startswith(("-", "+"))
     assert all(to_cell(gap) == gap for gap in (*GAPS, " - ", "-NaN"))
+
+
+@given(st.lists(TEXT, min_size=1, max_size=4, unique=True))
+def test_names_that_are_known_are_never_taken_apart_and_others_at_their_commas(known: list[str]) -> None:
+    known = [name for name in known if name]
+    assert apart(known, known) == known
+    plain = [name for name in known if "," not in name and name == name.strip()]
+    assert apart([", ".join(plain)] if len(plain) > 1 else plain, plain) == plain
 
 
 @given(TEXT, TEXT)

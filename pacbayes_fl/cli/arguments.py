@@ -57,6 +57,17 @@ def columns_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--time", metavar="COLUMN", help="times of the rows (default: the first column of dates)")
 
 
+def clients_option(sub: argparse.ArgumentParser, whose: str) -> None:
+    """Add `--client`, which names some.
+
+    Args:
+        sub: the parser of the command.
+        whose: what is done with those that are named, and what without any.
+    """
+    text = f"{whose}; several by commas, or said again"
+    sub.add_argument("--client", action="append", default=[], metavar="NAME", help=text)
+
+
 def methods_option(sub: argparse.ArgumentParser) -> None:
     """Add `--methods`.
 

@@ -144,5 +144,7 @@ def _say(name: str, numbers: Sequence[Numbers], found: Sequence[Certificate]) ->
 
 
 def _numbers(text: str) -> list[float]:
-    """Read numbers between commas."""
-    return [float(each) for each in text.split(",")]
+    try:
+        return [float(each) for each in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers such as 1e3,1e4, got {text!r}") from None

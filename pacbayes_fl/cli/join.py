@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pacbayes_fl.cli.arguments import AddCommand, forecast_options
+from pacbayes_fl.cli.arguments import AddCommand, clients_option, forecast_options
 from pacbayes_fl.cli.output import check_forecast, give_forecast
 
 
@@ -19,7 +19,7 @@ def arguments(command: AddCommand) -> None:
         "join",
         "a client that never trained personalises and predicts",
         "pacbayes-fl join runs/first --data newcomer.csv",
-        "pacbayes-fl join runs/first --data all.csv --clients 'house 7'",
+        "pacbayes-fl join runs/first --data all.csv --client 'house 7'",
         "pacbayes-fl join released --data newcomer.csv --quantiles .05,.5,.95 --out forecast.csv",
     )
     sub.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run, or of a release of one")
@@ -32,9 +32,7 @@ def arguments(command: AddCommand) -> None:
         "images: a folder CLIENT/CLASS/*.png, "
         "files in no folder of a class are predicted, or an .npz with x, y (-1: predict) and client",
     )
-    sub.add_argument(
-        "--clients", nargs="+", default=(), metavar="NAME", help="those of the file that join; all when not given"
-    )
+    clients_option(sub, "who of the file joins (default: all)")
     forecast_options(sub)
 
 
@@ -50,7 +48,7 @@ def act(options: argparse.Namespace) -> None:
 
     check_forecast(options)
     known = open_release(options.run) if is_release(options.run) else open_run(options.run)
-    found = newcomers(known, options.data, options.quantiles, options.clients)
+    found = newcomers(known, options.data, options.quantiles, options.client)
     if found.refused is None or found.forecast.clients:  # what is known of the others comes before one client's error
         give_forecast(found.forecast, options)
     if found.refused is not None:

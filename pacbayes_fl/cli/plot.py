@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pacbayes_fl.cli.arguments import AddCommand, names_in
+from pacbayes_fl.cli.arguments import AddCommand, clients_option, names_in
 from pacbayes_fl.cli.certify import tables
 from pacbayes_fl.cli.output import say
+from pacbayes_fl.names import apart
 from pacbayes_fl.results import comparison
+from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.records import Result, load
 
 
@@ -21,7 +23,7 @@ def arguments(command: AddCommand) -> None:
     sub = command(
         "plot",
         "figures from the folder of a run or comparison alone",
-        "pacbayes-fl plot runs/first --clients poly_00,new_poly_01",
+        "pacbayes-fl plot runs/first --client poly_00,new_poly_01",
         "pacbayes-fl plot runs/first runs/second",
         "pacbayes-fl plot runs/first --style paper --width 3.25 --format pdf",
         "pacbayes-fl plot runs/three",
@@ -33,9 +35,7 @@ def arguments(command: AddCommand) -> None:
         nargs="+",
         help="folders of finished runs or comparisons; of several also figures of all together, beside the first",
     )
-    sub.add_argument(
-        "--clients", default="", metavar="A,B", help="clients of the predictive bands (default: two of each group)"
-    )
+    clients_option(sub, "who has predictive bands drawn (default: two of each group)")
     sub.add_argument(
         "--style",
         choices=("screen", "paper"),
@@ -78,7 +78,8 @@ def _plot_run(result: Result, folder: Path, options: argparse.Namespace) -> list
     from pacbayes_fl import plots
 
     formats, look = names_in(options.format), plots.Look(options.style, options.width)
-    written = plots.save_all(result, folder / "figures", formats, names_in(options.clients) or None, look)
+    clients = apart(options.client, {name for group in GROUPS for name in result.rows.names(group)})
+    written = plots.save_all(result, folder / "figures", formats, clients or None, look)
     certified = tables(folder)
     current = {f"certificates-{table.stem}" for table in certified}
     for path in (folder / "figures").glob("certificates-*"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pacbayes_fl.cli.arguments import AddCommand, forecast_options
+from pacbayes_fl.cli.arguments import AddCommand, clients_option, forecast_options
 from pacbayes_fl.cli.output import check_forecast, give_forecast
 
 
@@ -22,13 +22,7 @@ def arguments(command: AddCommand) -> None:
         "pacbayes-fl predict runs/first --client poly_00 --data ask.csv --later since.csv --json",
     )
     sub.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run")
-    sub.add_argument(
-        "--client",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="whose rows to predict, as clients.csv names it; several by commas, or said again; all when left out",
-    )
+    clients_option(sub, "whose rows to predict, as clients.csv names it (default: all)")
     sub.add_argument(
         "--data",
         type=Path,

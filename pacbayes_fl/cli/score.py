@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from pacbayes_fl.cli.arguments import AddCommand, json_option
+from pacbayes_fl.cli.arguments import AddCommand, clients_option, json_option
 from pacbayes_fl.cli.output import print_table, say
 
 
@@ -31,13 +31,7 @@ def arguments(command: AddCommand) -> None:
         metavar="FILE",
         help="CSV or Parquet with the client column, the run's features and the target; images: .npz",
     )
-    sub.add_argument(
-        "--client",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="whose rows to score; several by commas, or said again; all when left out",
-    )
+    clients_option(sub, "whose rows to score (default: all)")
     sub.add_argument("--out", type=Path, metavar="FILE", help="also write .csv, a line per client, or .json")
     json_option(sub, "the table", "study", "method", "groups", "rows", "left_out", "clients")
 

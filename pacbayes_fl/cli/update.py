@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from pacbayes_fl.cli.arguments import AddCommand, json_option
+from pacbayes_fl.cli.arguments import AddCommand, clients_option, json_option
 from pacbayes_fl.cli.layout import fitted, room
 from pacbayes_fl.cli.output import say
 
@@ -32,13 +32,7 @@ def arguments(command: AddCommand) -> None:
         help="CSV or Parquet with the client column, the run's features and the target; rows that are known are "
         "counted and left out; images: .npz",
     )
-    sub.add_argument(
-        "--client",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="whose rows to take; several by commas, or said again; all when left out",
-    )
+    clients_option(sub, "whose rows to take (default: all)")
     json_option(sub, "the table", "update", "clients")
 
 

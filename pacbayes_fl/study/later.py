@@ -23,6 +23,7 @@ from pacbayes_fl.errors import DataError, caller_stacklevel, listed
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.kept import Kept
+from pacbayes_fl.names import apart
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.study import user_rows
 from pacbayes_fl.study.data import ScaledGroup, check_targets
@@ -418,4 +419,4 @@ def named(trained: Trained, words: Sequence[str]) -> list[str]:
         The names, known or not.
     """
     known = {name for group in trained.groups.values() for name in group.train.names}
-    return [name for word in words for name in ([word] if word in known else word.split(","))]
+    return apart(words, known)

@@ -12,6 +12,7 @@ from torch import Tensor
 from pacbayes_fl import settings
 from pacbayes_fl.data import user_images, user_tables
 from pacbayes_fl.errors import DataError, NumericalError
+from pacbayes_fl.names import apart
 from pacbayes_fl.study import user_rows
 from pacbayes_fl.study.forecast import Forecast, all_answers, image_columns, levels_of, predicted_columns
 from pacbayes_fl.study.later import images_of
@@ -43,7 +44,7 @@ def forecast_newcomers(
             Rows to predict have an empty (or nan) target, or `test` in a column `split`. Of a run on images an .npz,
             where they have the label -1, or a folder, where they lie below CLIENT/test/, or in no folder of a class.
         quantiles: levels of the predicted quantiles in (0, 1); 2.5 and 97.5 % when empty. Nothing for labels.
-        clients: those of the file that join; all when empty.
+        clients: those of the file that join, in texts of one or, between commas, of several; all when empty.
 
     Returns:
         The rows that are predicted, in the order of the file: of a client without any those that it learns from. NaN
@@ -139,10 +140,11 @@ def _read(
 
 def _some(table: user_tables.Table, clients: Sequence[str], path: Path) -> user_tables.Table:
     """Leave all other clients out."""
-    for name in clients:
+    asked = apart(clients, table.clients)
+    for name in asked:
         if name not in table.clients:
             raise DataError(f"{path} has no client {name!r}", hint=settings.nearest(name, table.clients))
-    return table._replace(clients={name: rows for name, rows in table.clients.items() if name in clients})
+    return table._replace(clients={name: rows for name, rows in table.clients.items() if name in asked})
 
 
 def _refusal(refused: Sequence[tuple[str, str, Mapping[str, Tensor]]]) -> NumericalError | None:

@@ -200,7 +200,7 @@ def joined(
     whole = user_rows.gap_free(table)
     for name in table.clients:
         if name in seen:
-            hint = "ask for its predictions with predict; where a file has others too, --clients names who joins"
+            hint = "ask for its predictions with predict; where a file has others too, --client names who joins"
             raise DataError("it took part in the training", client=name, hint=hint)
     split = table.split or {}
     asks = {name: y.isnan() | split.get(name, False) for name, (_, y) in table.clients.items()}

@@ -35,6 +35,12 @@ def test_a_bound_from_numbers_alone(call: Call) -> None:
     assert_one_line(call("bound", "seeger", *numbers[:2], "--kl", "inf", *said[4:]), "kl must be finite")
 
 
+def test_numbers_of_rows_that_are_none_are_said(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        call("bound", "seeger", "--n", "abc")
+    assert "argument --n: expected numbers such as 1e3,1e4, got 'abc'" in capsys.readouterr().err
+
+
 def test_several_numbers_of_rows_are_a_table_and_a_figure(call: Call, tmp_path: Path) -> None:
     fixed = ("--risk", 0.03, "--kl", 500, "--delta", 0.025, "--prior", "split", "--independent")
     code, out, err = call("bound", "seeger", "--n", "1e3,1e4,1e5", *fixed, "--plot", tmp_path / "curve.svg")

@@ -72,6 +72,13 @@ def test_help_is_made_for_narrow_and_wide_terminals(
             assert examples
 
 
+@pytest.mark.parametrize("command", ["predict", "score", "update", "join", "plot"])
+def test_clients_are_named_alike_everywhere(command: str) -> None:
+    data = [] if command == "plot" else ["--data", "rows.csv"]
+    got = parser().parse_args([command, "--client", "a,b", "--client", "c", "run", *data])
+    assert got.client == ["a,b", "c"] and parser().parse_args([command, "run", *data]).client == []
+
+
 @pytest.mark.parametrize("command", commands())
 def test_every_example_is_a_command(command: str) -> None:
     sub = commands()[command]

@@ -14,7 +14,7 @@ from tests.cli.answers import Call, assert_one_line
 @pytest.mark.usefixtures("rendered")
 def test_plot_draws_from_the_folder_alone(call: Call, finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path / "moved")
-    code, out, err = call("plot", "moved", "--clients", "poly_01,new_poly_00")
+    code, out, err = call("plot", "moved", "--client", "poly_01,new_poly_00")
     assert (code, err) == (0, "")
     figures = ("learning", "diagnostics", "clients", "calibration", "pit", "coverage", "predictions")
     names = {f"{name}.{end}" for name in figures for end in ("png", "svg")}
@@ -26,7 +26,7 @@ def test_plot_draws_from_the_folder_alone(call: Call, finished: Path, tmp_path: 
     assert (tmp_path / "moved/figures/learning.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "moved/figures/predictions.svg").read_text()
     shutil.rmtree(tmp_path / "moved/figures")
-    assert_one_line(call("plot", "moved", "--clients", "nobody", "--quiet"), "nobody")
+    assert_one_line(call("plot", "moved", "--client", "nobody", "--quiet"), "nobody")
     assert not (tmp_path / "moved/figures").exists()
 
 

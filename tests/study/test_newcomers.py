@@ -93,9 +93,12 @@ def test_some_clients_of_a_file_can_join(trained: run.Trained, tmp_path: Path) -
     """As from a file of theirs alone: others may have taken part."""
     known = {**mixed()[0], "client": "existing_0"}
     both, alone = write_csv(tmp_path / "both.csv", [known, *mixed()]), write_csv(tmp_path / "alone.csv", mixed())
-    with pytest.raises(DataError, match=r"--clients names who joins"):
+    with pytest.raises(DataError, match=r"--client names who joins"):
         forecast_newcomers(trained, both)
     mine = forecast_newcomers(trained, both, clients=["stranger 0"])
+    two = forecast_newcomers(trained, both, clients=["stranger 0, stranger 1"])
+    apart = forecast_newcomers(trained, both, clients=["stranger 0", "stranger 1"])
+    assert list(two.clients) == list(apart.clients) and {*two.clients} == {"stranger 0", "stranger 1"}
     theirs = forecast_newcomers(trained, alone)
     own = [row for row, client in enumerate(theirs.clients) if client == "stranger 0"]
     assert mine.clients == ["stranger 0"] * len(own) and own
