@@ -215,7 +215,8 @@ class NormalMixture:
         Returns:
             [K, N], or [L, K, N].
         """
-        return (self.weights.unsqueeze(-1) * torch.special.ndtr(self._standard(y))).sum(-2)
+        normal: Tensor = torch.special.ndtr(self._standard(y))
+        return (self.weights.unsqueeze(-1) * normal).sum(-2)
 
     @default
     def quantile(self, level: Tensor) -> Tensor:

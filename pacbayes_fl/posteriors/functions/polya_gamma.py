@@ -250,4 +250,5 @@ def _averaged(places: Any, weights: Any, log: Callable[[float], Tensor]) -> Tens
     """Logarithm of the mean of a function [*], given its own logarithm, by a rule of places and weights."""
     shares = np.log(weights / weights.sum()).tolist()
     terms = (share + log(place) for place, share in zip(places.tolist(), shares, strict=True))
-    return reduce(torch.logaddexp, terms)
+    result: Tensor = reduce(torch.logaddexp, terms)
+    return result
