@@ -52,6 +52,19 @@ def listed(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def counted(number: int, what: str) -> str:
+    """Count things.
+
+    Args:
+        number: of them.
+        what: one of them.
+
+    Returns:
+        Such as "1 row" or "0 rows".
+    """
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def shown(value: object, longest: int = 80) -> str:
     """Shortened `repr` of an unexpected value.
 

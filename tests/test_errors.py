@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 from pacbayes_fl import errors
-from pacbayes_fl.errors import PacBayesFLError, caller_stacklevel
+from pacbayes_fl.errors import PacBayesFLError, caller_stacklevel, counted
 
 KINDS = {
     errors.ShapeError: ValueError,
@@ -70,3 +70,8 @@ def test_a_warning_finds_the_first_caller_outside_of_the_package() -> None:
             inside[name]()  # type: ignore[operator]
         assert caught[0].filename == __file__
     assert caller_stacklevel() == 1
+
+
+@pytest.mark.parametrize(("number", "told"), [(0, "0 rows"), (1, "1 row"), (2, "2 rows")])
+def test_one_of_things_is_no_plural(number: int, told: str) -> None:
+    assert counted(number, "row") == told

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pacbayes_fl.cli.arguments import AddCommand, json_option
 from pacbayes_fl.cli.output import say
-from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.errors import AssumptionError, counted
 from pacbayes_fl.results.certificates import rounded_up
 
 if TYPE_CHECKING:
@@ -109,7 +109,10 @@ def act(options: argparse.Namespace) -> None:
         raise AssumptionError("a figure needs several numbers of rows", hint="such as --n 1e3,1e4,1e5")
     if options.target is not None:
         needed = from_numbers.rows_needed(options.name, from_numbers.Numbers(n=1.0, **given), options.target)
-        print(json.dumps({"target": options.target, "n": needed}) if options.json else f"{needed} rows, all else equal")
+        if options.json:
+            print(json.dumps({"target": options.target, "n": needed}))
+        else:
+            say(f"{counted(needed, 'row')}, all else equal")
         return
     numbers = [from_numbers.Numbers(n=n, **given) for n in options.n]
     found = [from_numbers.certificate(options.name, each) for each in numbers]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pacbayes_fl.cli.arguments import AddCommand, json_option
 from pacbayes_fl.cli.output import print_certificates, progress, say
-from pacbayes_fl.errors import PacBayesFLError
+from pacbayes_fl.errors import PacBayesFLError, counted
 from pacbayes_fl.results.certificates import FOLDER, CertifiedRun, tables_of
 from pacbayes_fl.results.rounds import RoundRecord
 
@@ -132,7 +132,7 @@ def act(options: argparse.Namespace) -> None:
     for written in [path, *_drawn(table, folder)]:
         say(f"file: {written}")
     if options.ship is not None:
-        say(f"networks of {len(table.clients)} clients: {options.ship}")
+        say(f"networks of {counted(len(table.clients), 'client')}: {options.ship}")
 
 
 def tables(folder: Path) -> list[CertifiedRun]:

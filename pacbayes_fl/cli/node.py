@@ -121,4 +121,4 @@ def _with_results(options: argparse.Namespace, study: Study, folder: Path) -> No
         print(text, end="")
         return
     result.save(options.out)
-    say(f"{len(result.clients)} rows of {len(set(result.clients))} clients are in {options.out}", file=sys.stderr)
+    say(f"{options.out}: {result.counts}", file=sys.stderr)

@@ -13,14 +13,15 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from pacbayes_fl.cli.layout import fitted, number, room
+from pacbayes_fl.errors import counted
 from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.names import printable, shortened, width
 from pacbayes_fl.results import comparison
 from pacbayes_fl.results.certificates import CertifiedRun, is_vacuous, rounded_up
 from pacbayes_fl.results.comparison import Cell, Worst, worst
-from pacbayes_fl.results.metrics import METRICS, Option, headline, headlines, run_columns
+from pacbayes_fl.results.metrics import METRICS, Option, headline, headlines
 from pacbayes_fl.results.recorded import in_progress
-from pacbayes_fl.results.records import SIMULATED_EPSILON, Result
+from pacbayes_fl.results.records import SIMULATED_EPSILON, Result, nested
 from pacbayes_fl.results.rounds import RoundRecord
 
 if TYPE_CHECKING:
@@ -77,8 +78,7 @@ def give_forecast(forecast: Forecast, options: argparse.Namespace) -> None:
         print(json.dumps(forecast.by_client()))
     if options.out is not None:
         forecast.save(options.out)
-        of = f"{len(forecast.clients)} rows of {len(set(forecast.clients))} clients"
-        say(f"{of} are in {options.out}", file=sys.stderr)
+        say(f"{options.out}: {forecast.counts}", file=sys.stderr)
     elif not options.json:
         text = forecast.to_csv()  # in which nothing steers the terminal
         print(text, end="")
@@ -91,19 +91,18 @@ def print_table(result: Result) -> None:
         result: a finished run.
     """
     say(_titled(result.study, f"{result.method}, seed {result.seed}, round {result.round}"))
-    own = [name for name in result.metrics if name.rpartition(".")[2] in result.labels.get("own_metrics", {})]
-    names = [*(name for name in run_columns(result.task) if name in result.metrics), *own]
+    names = comparison.shown_columns(result)
     rows: dict[str, list[_Row]] = {}
     for group, entry in result.summary()["groups"].items():
-        title = f"{group}, {entry['n_clients']} clients"
+        title = f"{group}, {counted(entry['n_clients'], 'client')}"
         rows[title] = [
             _Row(name, *_statistics(results), worst([result], group, name))
             for name in names
-            if (results := _within(entry, name))
+            if (results := nested(entry, name))
         ]
     _print_rows(rows)
     for group, entry in result.summary()["groups"].items():
-        _say_not_finite(group, entry["n_clients"], {name: _within(entry, name) or {} for name in names}, "clients")
+        _say_not_finite(group, entry["n_clients"], {name: nested(entry, name) or {} for name in names}, "clients")
     _print_fallen(result.labels)
     print_bins([result])
     print_rows([result])
@@ -206,15 +205,6 @@ def _titled(name: str, about: str) -> str:
     """Put a name in front of a line, short enough that the rest of it still fits."""
     columns = room()
     return f"{name}, {about}" if columns is None else f"{shortened(name, max(12, columns - len(about) - 2))}, {about}"
-
-
-def _within(entry: JsonMapping, name: str) -> JsonMapping | None:
-    """Find a dotted name in the nested summary; None where it is not."""
-    for part in name.split("."):
-        if part not in entry:
-            return None
-        entry = entry[part]
-    return entry
 
 
 def _statistics(entry: JsonMapping) -> tuple[float | None, float | None, float | None, float | None]:

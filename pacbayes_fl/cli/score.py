@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pacbayes_fl.cli.arguments import AddCommand, clients_option, json_option
 from pacbayes_fl.cli.output import print_table, say
+from pacbayes_fl.errors import counted
 
 
 def arguments(command: AddCommand) -> None:
@@ -54,7 +55,7 @@ def act(options: argparse.Namespace) -> None:
         print(json.dumps(result.to_json()))
     else:
         print_table(result.result)
-        say(f"scored: {sum(result.rows.values())} rows of {len(result.rows)} clients")
+        say(f"scored: {counted(sum(result.rows.values()), 'row')} of {counted(len(result.rows), 'client')}")
     if options.out is not None:
         result.save(options.out)
-        say(f"scores of {len(result.rows)} clients are in {options.out}", file=sys.stderr)
+        say(f"{options.out}: scores of {counted(len(result.rows), 'client')}", file=sys.stderr)

@@ -146,12 +146,13 @@ def _write_tuned(
     All options that are assignments go into the study, but for --device, which says where the search ran. Who wants
     the device in the study gives it as --set federation.device=...
     """
+    from pacbayes_fl.pages.search import TRIALS
     from pacbayes_fl.study.search import tune
 
     sets = assignments(argparse.Namespace(**{**vars(options), "device": None}))
     tune.write(options.study, chosen, out, sets, {name: len(trials) for name, trials in every.items()})
     trials = {name: [[dict(t.values), _finite(t.scores), t.failure] for t in trials] for name, trials in every.items()}
-    write_atomic(out.with_suffix(".trials.json"), (json.dumps(trials, indent=1) + "\n").encode())
+    write_atomic(out.with_suffix(TRIALS), (json.dumps(trials, indent=1) + "\n").encode())
     if tune.wants_page(options.study, sets):
         _write_page(out)
 

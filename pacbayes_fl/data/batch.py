@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from pacbayes_fl.errors import DataError
+from pacbayes_fl.errors import DataError, counted
 from pacbayes_fl.names import as_html, printable
 
 
@@ -138,13 +138,14 @@ class ClientBatch:
     def __repr__(self) -> str:
         """Shapes and names in one line."""
         names = ", ".join(self.names[:3]) + (", ..." if self.clients > 3 else "")
+        own = counted(self.clients, "client")
         x, y = (f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in (self.x, self.y))
-        return f"ClientBatch({self.clients} clients ({printable(names)}), {int(self.mask.sum())} rows, x {x}, y {y})"
+        return f"ClientBatch({own} ({printable(names)}), {counted(int(self.mask.sum()), 'row')}, x {x}, y {y})"
 
     def _repr_html_(self) -> str:
         """Clients and how many rows they have, for notebooks."""
         rows = [*zip(self.names, self.mask.sum(1).tolist(), strict=True)]
-        return as_html(f"{self.clients} clients, inputs {list(self.x.shape[2:])}", ("client", "rows"), rows)
+        return as_html(f"{counted(self.clients, 'client')}, inputs {list(self.x.shape[2:])}", ("client", "rows"), rows)
 
     @property
     def clients(self) -> int:

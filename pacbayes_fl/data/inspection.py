@@ -11,7 +11,7 @@ import numpy as np
 from pacbayes_fl.data import cells, clock, twins, user_tables
 from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.tables import Dataset
-from pacbayes_fl.errors import listed
+from pacbayes_fl.errors import counted, listed
 
 _SHOWN: Final = 5  # columns in a line
 _GAP: Final = 1.5  # of a client's usual step, beyond which one is a gap
@@ -89,10 +89,6 @@ def _by_client(dataset: Dataset) -> dict[str, _Rows]:
     return result
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def _lengths(dataset: Dataset, rows: Mapping[str, _Rows]) -> Iterator[Finding]:
     size = {name: len(one.test) for name, one in rows.items()}
     order = sorted(size, key=lambda name: size[name])
@@ -101,7 +97,7 @@ def _lengths(dataset: Dataset, rows: Mapping[str, _Rows]) -> Iterator[Finding]:
     held = sum(int(one.test.sum()) for one in rows.values())
     kinds = f" ({new} of them new)" if new else ""
     text = (
-        f"{_count(sum(size.values()), 'row')} of {_count(len(size), 'client')}{kinds}, {held} of them test rows; "
+        f"{counted(sum(size.values()), 'row')} of {counted(len(size), 'client')}{kinds}, {held} of them test rows; "
         f"smallest {low} {size[low]}, median {middle} {size[middle]}, largest {high} {size[high]}"
     )
     yield Finding("rows", text, "", {name: float(size[name]) for name in rows})
@@ -124,7 +120,7 @@ def _gaps(rows: Mapping[str, _Rows], kind: str) -> Iterator[Finding]:
                 longest = float(step[at]), name, _moment(one.times[at], plain), _length(step[at], usual, plain)
     if count:
         of = listed([f"{name} {int(number)}" for name, number in _largest(count)])
-        text = f"{_count(int(sum(count.values())), 'gap')} in time: {of}; the longest, {longest[3]}, of {longest[1]}"
+        text = f"{counted(int(sum(count.values())), 'gap')} in time: {of}; the longest, {longest[3]}, of {longest[1]}"
         advice = (
             "rows before and after a gap are neighbours to models; lags across it are missing values (data.missing)"
         )
@@ -169,19 +165,18 @@ def _repeats(dataset: Dataset, rows: Mapping[str, _Rows], near: float, allowed: 
     exact, close, across = ({name: n for name, n in one.items() if n} for one in (exact, close, across))
     if exact:
         of = listed([f"{name} {int(number)}" for name, number in _largest(exact)])
-        text = (
-            f"{_count(int(sum(exact.values())), 'row')} equal to another of the client in every number, as nights: {of}"
-        )
+        rows_equal = counted(int(sum(exact.values())), "row")
+        text = f"{rows_equal} equal to another of the client in every number, as nights: {of}"
         advice = "" if timed else "data.time = 'COLUMN' tells them apart; without it equal rows count as one row"
         yield Finding("repeats", text, advice, exact)
     if across:
         of = listed([f"{name} {int(number)}" for name, number in _largest(across)])
-        text = f"{_count(int(sum(across.values())), 'test row')} equal to a training row: {of}"
+        text = f"{counted(int(sum(across.values())), 'test row')} equal to a training row: {of}"
         advice = "data.duplicate_rows = 'allow' takes them, which are refused otherwise; data.time may tell them apart"
         yield Finding("repeats across the split", text, "" if allowed else advice, across)
     if close:
         of = listed([f"{name} {int(number)}" for name, number in _largest(close)])
-        text = f"{_count(int(sum(close.values())), 'row')} but for a {near:g} of the spread equal to another: {of}"
+        text = f"{counted(int(sum(close.values())), 'row')} but for a {near:g} of the spread equal to another: {of}"
         yield Finding("near-twins", text, "a resampled or joined table? they count as one row in certificates", close)
 
 
@@ -239,7 +234,7 @@ def _outliers(columns: Sequence[str], rows: Mapping[str, _Rows], labels: bool) -
         if count:
             of = listed([name for name, _ in _largest(count)])
             text = (
-                f"{column}: {_count(int(sum(count.values())), 'number')} more than {_FAR:g} interquartile ranges "
+                f"{column}: {counted(int(sum(count.values())), 'number')} more than {_FAR:g} interquartile ranges "
                 f"beyond the quartiles of their client ({of}); the farthest {worst[2]:g} of {worst[1]}"
             )
             yield Finding("outliers", text, "a wrong unit or a code for a missing value? nothing is left out", count)

@@ -20,7 +20,7 @@ from pacbayes_fl.data.cells import Cells
 from pacbayes_fl.data.history import History
 from pacbayes_fl.data.layout import DERIVED, Feature, Layout
 from pacbayes_fl.data.user_features import Raw
-from pacbayes_fl.errors import DataError, caller_stacklevel, listed, shown
+from pacbayes_fl.errors import DataError, caller_stacklevel, counted, listed, shown
 
 TABLES = (".csv", ".parquet")
 """How the names of users' tables end."""
@@ -398,8 +398,7 @@ def sorted_by_time(table: Table, times: Mapping[str, Tensor], time: str | None) 
     result = table.select({name: when.argsort(stable=True) for name, when in times.items()})
     alike = {name: int((when[1:] == when[:-1]).sum()) for name, when in (result.times or {}).items()}
     if several := [name for name, count in alike.items() if count]:
-        count = sum(alike.values())
-        rows = f"{count} row{'s' if count > 1 else ''} of {listed(several)}"
+        rows = f"{counted(sum(alike.values()), 'row')} of {listed(several)}"
         what = f"{rows} come at the time of the row before, by column {time!r}"
         warnings.warn(f"{what}: they stay in the order of the file", stacklevel=caller_stacklevel())
     return result

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from pacbayes_fl.errors import UNREADABLE, listed
+from pacbayes_fl.errors import UNREADABLE, counted, listed
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.names import shortened
 from pacbayes_fl.pages.markup import Content, Element, definitions, folded, section, table, tag
@@ -155,8 +155,9 @@ def _rounds(result: Result, study: JsonMapping) -> str:
         return f"There were no rounds; seed {result.seed}."
     federation = study.get("federation", {})
     cohort = _given(federation.get("cohort"))
-    who = f"{cohort} clients took part in each" if cohort else "all existing clients took part in each"
-    return f"There were {len(result.rounds)} rounds; {who}. Seed {result.seed}."
+    who = counted(cohort, "client") if isinstance(cohort, int) else "all existing clients"
+    count = counted(len(result.rounds), "round")
+    return f"There {'was' if len(result.rounds) == 1 else 'were'} {count}; {who} took part in each. Seed {result.seed}."
 
 
 def warnings(result: Result, known: Known) -> Element | None:

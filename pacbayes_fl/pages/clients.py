@@ -8,13 +8,14 @@ from typing import Final
 
 import numpy as np
 
-from pacbayes_fl.errors import listed
+from pacbayes_fl.errors import counted, listed
 from pacbayes_fl.names import shortened
 from pacbayes_fl.pages.calibration import lowest_coverage
 from pacbayes_fl.pages.forecasts import Rows, drawn_clients, forecast, rows_each
 from pacbayes_fl.pages.markup import MISSING, Content, Element, definitions, number, section, table, tag
-from pacbayes_fl.pages.scores import better, label, shown
+from pacbayes_fl.pages.scores import better, label
 from pacbayes_fl.results.client_rows import GROUPS, ClientRow
+from pacbayes_fl.results.comparison import shown_columns
 from pacbayes_fl.results.metrics import DIVIDES_BY_SPREAD
 from pacbayes_fl.results.moments import array
 from pacbayes_fl.results.records import Result
@@ -37,7 +38,7 @@ def clients(result: Result, groups: Mapping[str, Rows], share: float = 1.0) -> E
     Returns:
         The section, with the tools that only a script can serve hidden until it runs.
     """
-    names = shown(result)
+    names = shown_columns(result)
     covered = {group: lowest_coverage(result, group) for group in GROUPS}
     has, middles = any(covered.values()), {group: _medians(result, group) for group in GROUPS}
     lines, cut = int(_LINES * share), len(result.clients) - int(_LINES * share)
@@ -64,7 +65,7 @@ def clients(result: Result, groups: Mapping[str, Rows], share: float = 1.0) -> E
     scores: list[Content] = [[label(one, result), tag("span", better(one), class_="way")] for one in names]
     sizes = ["training rows", *(["test rows"] if tests else [])]
     header: list[Content] = ["client", "group", *sizes, *scores, *([_COVERAGE] if has else [])]
-    caption = f"{len(rows)} clients" + (f" of {len(result.clients)}: the page holds no more" if cut > 0 else "")
+    caption = counted(len(rows), "client") + (f" of {len(result.clients)}: the page holds no more" if cut > 0 else "")
     body = table(
         caption,
         header,
@@ -110,7 +111,7 @@ def missing(result: Result, tests: Mapping[str, Sequence[int]]) -> list[str]:
         names = result.rows.names(group)
         counts = tests.get(group, [-1] * len(names))
         without += [name for name, count in zip(names, counts, strict=True) if not count]
-        for column in shown(result):
+        for column in shown_columns(result):
             of_spread = column.rpartition(".")[2] == DIVIDES_BY_SPREAD
             for name, count, value in zip(names, counts, result.column(group, column), strict=True):
                 if value != value and count:
@@ -164,7 +165,7 @@ def _panels(result: Result, panels: Sequence[Element], drawings: Mapping[tuple[s
 
 def _medians(result: Result, group: str) -> dict[str, float]:
     """Medians of the shown metrics over the clients of a group; those that nobody has are left out."""
-    columns = {name: [v for v in result.column(group, name) if np.isfinite(v)] for name in shown(result)}
+    columns = {name: [v for v in result.column(group, name) if np.isfinite(v)] for name in shown_columns(result)}
     return {name: float(np.median(own)) for name, own in columns.items() if own}
 
 

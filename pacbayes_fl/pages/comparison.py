@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from pacbayes_fl.errors import UNREADABLE
+from pacbayes_fl.errors import UNREADABLE, counted
 from pacbayes_fl.names import shortened
 from pacbayes_fl.pages import axis
 from pacbayes_fl.pages.chart import Chart
@@ -19,7 +19,7 @@ from pacbayes_fl.pages.document import page
 from pacbayes_fl.pages.markup import Element, definitions, figures, folded, number, section, table, tag
 from pacbayes_fl.pages.run import FILE
 from pacbayes_fl.pages.scores import better, boxes, label
-from pacbayes_fl.results.client_rows import GROUPS
+from pacbayes_fl.results.client_rows import GROUPS, members
 from pacbayes_fl.results.comparison import Cell, direction, load, run_folder
 from pacbayes_fl.results.comparison import table as cells_of
 from pacbayes_fl.results.manifest import put
@@ -46,11 +46,12 @@ def comparison_page(results: Sequence[Result], sizes: dict[str, int] | None = No
     cells = sorted(cells_of(results), key=lambda cell: (columns.index(cell.metric), cell.group))
     methods = list(dict.fromkeys(one.method for one in results))
     seeds = sorted({one.seed for one in results})
-    clients = [f"{results[0].rows.size_of(group)} {group}" for group in GROUPS]
+    clients = members({group: results[0].rows.size_of(group) for group in GROUPS})
     lead = (
-        f"{len(methods)} methods were run on {shortened(results[0].study, 80)}, each with seed"
-        f"{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}: {len(results)} runs on the rows of "
-        f"{' and '.join(clients)} clients. Intervals are 95 % of the bootstrap over seeds and clients."
+        f"{counted(len(methods), 'method')} {'was' if len(methods) == 1 else 'were'} run on "
+        f"{shortened(results[0].study, 80)}, each with seed"
+        f"{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}: {counted(len(results), 'run')} on the rows of "
+        f"{clients}. Intervals are 95 % of the bootstrap over seeds and clients."
     )
     own = [
         _warnings(results, cells, warned),

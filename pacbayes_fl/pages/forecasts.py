@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pacbayes_fl.errors import counted
 from pacbayes_fl.names import shortened
 from pacbayes_fl.pages import axis
 from pacbayes_fl.pages.axis import Array
@@ -159,7 +160,7 @@ def forecast(result: Result, rows: Rows, at: int, name: str, most: int) -> Eleme
     elif near.size > x_train.size:
         chart.note(f"Training rows: the last {x_train.size} of {near.size} are drawn.")
     if beyond:
-        chart.note(f"The interval of {beyond} rows reaches beyond the axis.")
+        chart.note(f"The interval of {counted(beyond, 'row')} reaches beyond the axis.")
     return chart.figure()
 
 

@@ -9,17 +9,16 @@ from typing import Final
 import numpy as np
 
 from pacbayes_fl.errors import listed
-from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.names import shortened
 from pacbayes_fl.pages import axis
 from pacbayes_fl.pages.axis import Array
 from pacbayes_fl.pages.chart import Chart
 from pacbayes_fl.pages.markup import Element, figures, number, section, table, tag
 from pacbayes_fl.results.client_rows import GROUPS
-from pacbayes_fl.results.comparison import direction, worst
+from pacbayes_fl.results.comparison import direction, shown_columns, worst
 from pacbayes_fl.results.metrics import PARTS, box_columns, is_raw, metric_of, run_columns
 from pacbayes_fl.results.recorded import RECORDED, with_unit
-from pacbayes_fl.results.records import Result
+from pacbayes_fl.results.records import Result, nested
 
 _BETTER: Final = MappingProxyType({"lower": "lower is better", "higher": "higher is better", "": ""})
 _DOTS: Final = 5_000  # clients that are points of a figure
@@ -64,19 +63,6 @@ def better(column: str) -> str:
     return _BETTER[direction(column)]
 
 
-def shown(result: Result) -> list[str]:
-    """Name the columns that tables of a run show, those of metrics of one's own among them.
-
-    Args:
-        result: a finished run.
-
-    Returns:
-        Names.
-    """
-    own = [name for name in result.metrics if name.rpartition(".")[2] in result.labels.get("own_metrics", {})]
-    return [*(name for name in run_columns(result.task) if name in result.metrics), *own]
-
-
 def results(result: Result) -> Element:
     """Make the section of results.
 
@@ -88,8 +74,8 @@ def results(result: Result) -> Element:
     """
     summary, lines = result.summary()["groups"], []
     for group, entry in summary.items():
-        for name in shown(result):
-            if (own := within(entry, name)) is None:
+        for name in shown_columns(result):
+            if (own := nested(entry, name)) is None:
                 continue
             low, high = own["interval"]
             last = worst([result], group, name)
@@ -108,7 +94,7 @@ def results(result: Result) -> Element:
     caption = "Mean over clients, who weigh alike; the interval is the bootstrap's, over clients"
     meanings = [
         tag("li", tag("strong", label(name, result)), f": {metric.meaning}.")
-        for name in shown(result)
+        for name in shown_columns(result)
         if (metric := metric_of(name)) is not None and not is_raw(name)
     ]
     return section(
@@ -118,21 +104,6 @@ def results(result: Result) -> Element:
         tag("details", tag("summary", "What the metrics are"), tag("ul", *meanings)) if meanings else None,
         figures(spreads(result)),
     )
-
-
-def within(entry: JsonMapping, name: str) -> JsonMapping | None:
-    """Look a metric up in a group of a summary.
-
-    Args:
-        entry: of the group.
-        name: dotted, of the metric.
-
-    Returns:
-        Its numbers; None where the group has none.
-    """
-    for part in name.split("."):
-        entry = entry.get(part, {})
-    return entry if "interval" in entry else None
 
 
 def spreads(result: Result) -> list[Element]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pacbayes_fl import names
-from pacbayes_fl.errors import UNREADABLE, CheckpointError, DataError, StudyError
+from pacbayes_fl.errors import UNREADABLE, CheckpointError, DataError, StudyError, counted
 from pacbayes_fl.files import JsonMapping, JsonTable, checksum
 from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.frames import frame
@@ -152,7 +152,8 @@ class CertifiedRun:
     def __repr__(self) -> str:
         """What is bounded, for how many clients, and why not, in one line."""
         why = [f"{group}: no certificate: {'; '.join(reasons)}" for group, reasons in self.reasons.items() if reasons]
-        what = f"{self.theorem}, delta {self.delta:g}, {len(self.clients)} clients of {self.method} on {self.study}"
+        who = counted(len(self.clients), "client")
+        what = f"{self.theorem}, delta {self.delta:g}, {who} of {self.method} on {self.study}"
         return f"CertifiedRun({names.printable('; '.join([what, *why]))})"
 
     def _repr_html_(self) -> str:

@@ -19,6 +19,19 @@ FIXED: Final = ("id", "group", "name", "m")
 """The columns of `clients.csv` before those of metrics."""
 
 
+def members(sizes: Mapping[str, int]) -> str:
+    """Count the clients of groups; those without any are left out.
+
+    Args:
+        sizes: number of clients by group.
+
+    Returns:
+        Such as "24 existing and 6 new clients".
+    """
+    counts = [f"{size} {group}" for group, size in sizes.items() if size]
+    return f"{' and '.join(counts) or '0'} client{'' if sum(sizes.values()) == 1 else 's'}"
+
+
 @dataclass(frozen=True)
 class ClientRow:
     """One line of `clients.csv`: a client's metrics in one group.

@@ -20,7 +20,7 @@ from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.folder import refuse_links
 from pacbayes_fl.results.frames import frame
 from pacbayes_fl.results.manifest import verify
-from pacbayes_fl.results.metrics import comparison_columns, metric_of
+from pacbayes_fl.results.metrics import comparison_columns, metric_of, run_columns
 from pacbayes_fl.results.records import Result
 
 if TYPE_CHECKING:
@@ -42,6 +42,19 @@ def direction(metric: str) -> str:
     """
     known = metric_of(metric)
     return known.better if known else ""
+
+
+def shown_columns(result: Result) -> list[str]:
+    """Name the columns that tables of a run show, those of metrics of one's own among them.
+
+    Args:
+        result: a finished run.
+
+    Returns:
+        Names.
+    """
+    own = [name for name in result.metrics if name.rpartition(".")[2] in result.labels.get("own_metrics", {})]
+    return [*(name for name in run_columns(result.task) if name in result.metrics), *own]
 
 
 class Worst(NamedTuple):

@@ -18,11 +18,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
 
 from pacbayes_fl import names
-from pacbayes_fl.errors import StudyError, shown
+from pacbayes_fl.errors import StudyError, counted, shown
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.results import calibration
 from pacbayes_fl.results import ended as results_ended
-from pacbayes_fl.results.client_rows import FIXED, GROUPS, ClientRow, ClientRows, read_csv
+from pacbayes_fl.results.client_rows import FIXED, GROUPS, ClientRow, ClientRows, members, read_csv
 from pacbayes_fl.results.folder import FILES, RELEASED, refuse_links
 from pacbayes_fl.results.frames import frame
 from pacbayes_fl.results.manifest import put, put_written, verify
@@ -93,9 +93,9 @@ class Result:
 
     def __repr__(self) -> str:
         """What was run, on how many clients, in one line; the numbers are in `summary`."""
-        counts = [f"{self.rows.size_of(group)} {group}" for group in GROUPS]
-        ran = f"{self.method} on {self.study}, seed {self.seed}, {len(self.rounds)} rounds"
-        text = f"{ran}, {' and '.join(counts)} clients, {self.task}: {', '.join(self.metrics)}"
+        sizes = {group: self.rows.size_of(group) for group in GROUPS}
+        ran = f"{self.method} on {self.study}, seed {self.seed}, {counted(len(self.rounds), 'round')}"
+        text = f"{ran}, {members(sizes)}, {self.task}: {', '.join(self.metrics)}"
         return f"Result({names.printable(text)})"
 
     def _repr_html_(self) -> str:
@@ -104,7 +104,7 @@ class Result:
             [group, name, entry["mean"], *entry["interval"], entry["median"]]
             for group, metrics in self.summary()["groups"].items()
             for name in self.metrics
-            if (entry := _nested(metrics, name)) is not None
+            if (entry := nested(metrics, name)) is not None
         ]
         title = f"{self.method} on {self.study}, seed {self.seed}, round {self.round}: mean over clients"
         return names.as_html(title, ("clients", "metric", "mean", "95 % from", "to", "median"), rows)
@@ -257,8 +257,16 @@ class Result:
         )
 
 
-def _nested(entry: JsonMapping, metric: str) -> JsonMapping | None:
-    """Look a metric up in a group of a summary; None where the group has none."""
+def nested(entry: JsonMapping, metric: str) -> JsonMapping | None:
+    """Look a metric up in a group of a summary.
+
+    Args:
+        entry: of the group.
+        metric: its name, dotted.
+
+    Returns:
+        Its numbers; None where the group has none.
+    """
     for part in metric.split("."):
         entry = entry.get(part, {})
     return entry if "mean" in entry else None

@@ -10,7 +10,7 @@ from typing import Final
 
 from pacbayes_fl.data import cells, times, user_tables
 from pacbayes_fl.data.layout import Layout
-from pacbayes_fl.errors import StudyError, shown
+from pacbayes_fl.errors import StudyError, counted, shown
 
 Values = Sequence[object]
 
@@ -147,9 +147,7 @@ def client(path: Path, columns: Mapping[str, Values]) -> tuple[str, list[str]]:
     remarks = []
     count = len({str(value) for value in columns[name] if not cells.is_gap(value)})
     if count <= 2:
-        remarks.append(
-            f"column {name!r} makes {count} client{'s' if count > 1 else ''} of the table; --client names another"
-        )
+        remarks.append(f"column {name!r} makes {counted(count, 'client')} of the table; --client names another")
     elif others or name not in texts:
         also = f", such as {shown(others[0])}" if others else ""
         remarks.append(f"column {name!r} is taken for the {count} clients by its name; --client names another{also}")

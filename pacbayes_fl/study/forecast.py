@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pacbayes_fl.data import user_images, user_tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import DataError, NumericalError, StudyError, caller_stacklevel, listed
+from pacbayes_fl.errors import DataError, NumericalError, StudyError, caller_stacklevel, counted, listed
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.names import as_html, to_cell
@@ -68,7 +68,12 @@ class Forecast:
     def __repr__(self) -> str:
         """How many rows there are, and what is predicted, in one line."""
         names = ", ".join(self.predicted)
-        return f"Forecast({len(self.clients)} rows of {len(set(self.clients))} clients: {names}; round {self.round})"
+        return f"Forecast({self.counts}: {names}; round {self.round})"
+
+    @property
+    def counts(self) -> str:
+        """How many rows there are, of how many clients."""
+        return f"{counted(len(self.clients), 'row')} of {counted(len(set(self.clients)), 'client')}"
 
     def _repr_html_(self) -> str:
         """The first rows, for notebooks."""
@@ -337,7 +342,8 @@ def _read(
             features[name] = features[name].nan_to_num(0.0)
             said.append(f"{name} {user_rows.lacks(table, name, gaps)}")
     if said:
-        what = f"{len(blank)} rows lack a value and have no prediction: {listed(said)}"
+        lack = "row lacks a value and has" if len(blank) == 1 else "rows lack a value and have"
+        what = f"{len(blank)} {lack} no prediction: {listed(said)}"
         warnings.warn(user_rows.with_lags(what), stacklevel=caller_stacklevel())
     blank |= {row for row, owner in enumerate(owners) if owner not in known_ones}
     return _Asked(path, columns, owners, features, places, frozenset(blank))

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from pacbayes_fl import settings
 from pacbayes_fl.data import cells, user_tables
 from pacbayes_fl.data.layout import Layout
-from pacbayes_fl.errors import StudyError, shown
+from pacbayes_fl.errors import StudyError, counted, shown
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.names import printable
@@ -198,7 +198,7 @@ def write(data: Path, method: str, out: Path, columns: Columns) -> Written:
     clients = sum(len(group.train.names) for group in dataset.groups.values())
     features = ", ".join(column.name for column in dataset.features)
     labels = f"{dataset.classes} classes" if dataset.classes else "numbers"
-    head = [f"A study of {data.name}: {clients} clients, targets that are {labels}; features: {features}."]
+    head = [f"A study of {data.name}: {counted(clients, 'client')}, targets that are {labels}; features: {features}."]
     if columns.labels and not dataset.classes:
         head.append(
             f"The targets could be labels of classes, {user_tables.LEARN_LABELS}: data.task = 'classification'."

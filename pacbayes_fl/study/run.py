@@ -22,7 +22,7 @@ from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.names import printable
 from pacbayes_fl.privacy.guarantees import Replacement
 from pacbayes_fl.privacy.outside import Rehearsal, Releases
-from pacbayes_fl.results.client_rows import ClientRows
+from pacbayes_fl.results.client_rows import ClientRows, members
 from pacbayes_fl.results.metrics import Metric
 from pacbayes_fl.results.records import Result
 from pacbayes_fl.results.rounds import RoundRecord
@@ -85,9 +85,9 @@ class Trained:
 
     def __repr__(self) -> str:
         """What was trained, on how many clients, in one line."""
-        counts = " and ".join(f"{group.train.clients} {name}" for name, group in self.groups.items())
+        counts = members({name: group.train.clients for name, group in self.groups.items()})
         what = printable(f"{self.study.method.name} on {self.study.name}")
-        return f"Trained({what}, round {self.round}, {counts} clients)"
+        return f"Trained({what}, round {self.round}, {counts})"
 
     @property
     def round(self) -> int:

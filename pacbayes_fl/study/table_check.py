@@ -12,7 +12,7 @@ from pathlib import Path
 from pacbayes_fl.data import cells, user_tables
 from pacbayes_fl.data.inspection import Finding, inspect
 from pacbayes_fl.data.tables import Dataset
-from pacbayes_fl.errors import PacBayesFLError, listed
+from pacbayes_fl.errors import PacBayesFLError, counted, listed
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
@@ -137,8 +137,8 @@ def _lengths(study: Study, columns: Mapping[str, Sequence[object]]) -> tuple[Fin
     if not rows:
         return ()
     (low, least), (high, most) = min(rows.items(), key=lambda one: one[1]), rows.most_common(1)[0]
-    many = ["s" if count > 1 else "" for count in (rows.total(), len(rows))]
-    text = f"{rows.total()} row{many[0]} of {len(rows)} client{many[1]}; smallest {low} {least}, largest {high} {most}"
+    counts = f"{counted(rows.total(), 'row')} of {counted(len(rows), 'client')}"
+    text = f"{counts}; smallest {low} {least}, largest {high} {most}"
     return (Finding("rows", text, "", {name: float(count) for name, count in rows.items()}),)
 
 
@@ -183,7 +183,7 @@ def _no_clients(study: Study, columns: Mapping[str, Sequence[object]], dataset: 
     gone = {name: count for name, count in rows.items() if name not in left and name not in study.data.exclude_clients}
     if not gone:
         return []
-    each = listed([f"{name} ({count} row{'s' if count > 1 else ''} in the table)" for name, count in gone.items()])
+    each = listed([f"{name} ({counted(count, 'row')} in the table)" for name, count in gone.items()])
     text = f"too few rows of {each} have all values: left out as client{'s' if len(gone) > 1 else ''}"
     advice = "features that need less of the past keep more rows; `join` forecasts for clients that never trained"
     return [Finding("no clients", text, advice, {name: float(count) for name, count in gone.items()})]
@@ -205,5 +205,6 @@ def _left_out(study: Study, dataset: Dataset) -> list[Finding]:
         advice = (
             "data.missing = 'drop' leaves them out, 'median' fills in features; missing values are refused otherwise"
         )
-    text = f"{sum(lacks.values())} rows lack a value and are left out: {each}; {of}"
+    lack = "row lacks a value and is" if lacks.total() == 1 else "rows lack a value and are"
+    text = f"{lacks.total()} {lack} left out: {each}; {of}"
     return [Finding("missing", text, advice, clients)]

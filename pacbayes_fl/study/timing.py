@@ -12,6 +12,7 @@ from scipy.optimize import nnls
 
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import counted
 from pacbayes_fl.federation import federation_state
 from pacbayes_fl.federation.client_calls import cut_calls, parts, prepared
 from pacbayes_fl.methods.base import AnyMethod
@@ -50,8 +51,8 @@ class Estimate(NamedTuple):
         size = f"{self.bytes / 2**30:.3g} GiB" if self.bytes >= 2**30 else f"{-(-self.bytes // 2**20)} MiB"
         whole = ""
         if self.rounds is not None and self.rounds > 1:
-            whole = f", {_said(self.rounds * self.seconds)} for {self.rounds} rounds"
-        how = f"calls of up to {self.timed} rows a client were timed"
+            whole = f", {_said(self.rounds * self.seconds)} for {counted(self.rounds, 'round')}"
+        how = f"calls of up to {counted(self.timed, 'row')} a client were timed"
         return f"about {_said(self.seconds)} a round{whole}; {size} for the largest client ({how})"
 
 

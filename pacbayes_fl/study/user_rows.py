@@ -14,7 +14,7 @@ from pacbayes_fl.data import user_tables
 from pacbayes_fl.data.encoding import encoded
 from pacbayes_fl.data.history import History
 from pacbayes_fl.data.tables import Dataset
-from pacbayes_fl.errors import DataError, caller_stacklevel
+from pacbayes_fl.errors import DataError, caller_stacklevel, counted
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.parts import DataPart
 from pacbayes_fl.study.scaling import bounds_of
@@ -153,7 +153,7 @@ def lacks(table: user_tables.Table, client: str, rows: Tensor) -> str:
     first = table.gaps(client)[rows].int().argmax(1)
     columns = ("a clear time", *table.features)
     counts = [(columns[j], int((first == j).sum())) for j in first.unique().tolist()]
-    return ", ".join(f"{name} ({count} row{'s' if count > 1 else ''})" for name, count in counts)
+    return ", ".join(f"{name} ({counted(count, 'row')})" for name, count in counts)
 
 
 def say_gaps(table: user_tables.Table, client: str, ask: Tensor) -> None:

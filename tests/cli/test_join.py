@@ -34,7 +34,7 @@ def test_join_predicts_the_rows_without_a_target(call: Call, finished: Path, tmp
     assert lines[0] == ["client", "x", "y", "mean", "std", "q0.1", "q0.9", "round"]
     assert [line[0] for line in lines[1:]] == ['a, "b"'] * 8 and all(len(line) == 8 for line in lines)
     written = call("join", finished, "--data", "new.csv", "--quantiles", ".1,.9", "--out", "out.csv")
-    assert (written.out, written.err) == ("", "8 rows of 1 clients are in out.csv\n")
+    assert (written.out, written.err) == ("", "out.csv: 8 rows of 1 client\n")
     assert (tmp_path / "out.csv").read_text() == printed
     assert_one_line(call("join", "nowhere", "--data", "new.csv", "--out", "out.xls"), "written to .csv or .parquet")
 

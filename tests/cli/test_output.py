@@ -34,7 +34,7 @@ def test_predictions_are_csv_or_json_or_a_file(capsys: Captured, tmp_path: Path)
     give_forecast(forecast, Namespace(json=True, out=tmp_path / "f.csv"))
     captured = capsys.readouterr()
     assert json.loads(captured.out) == {"a,b": {"mean": [1.5, None], "round": 12}}
-    assert captured.err == f"2 rows of 1 clients are in {tmp_path / 'f.csv'}\n"
+    assert captured.err == f"{tmp_path / 'f.csv'}: 2 rows of 1 client\n"
     assert (tmp_path / "f.csv").read_text() == lines
 
 

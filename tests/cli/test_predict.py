@@ -45,7 +45,7 @@ def test_a_forecast_file_holds_all_clients_with_their_keys(call: Call, finished:
     write_csv(tmp_path / "next.csv", table)
     asked = ("predict", finished, "--data", "next.csv", "--quantiles", ".05,.5,.95")
     code, out, err = call(*asked, "--out", "f.csv")
-    assert (code, out, err) == (0, "", "4 rows of 3 clients are in f.csv\n")
+    assert (code, out, err) == (0, "", "f.csv: 4 rows of 3 clients\n")
     with (tmp_path / "f.csv").open() as stream:
         lines = list(csv.DictReader(stream))
     assert [*lines[0]] == ["client", "x", "when", "mean", "std", "q0.05", "q0.5", "q0.95", "round"]

@@ -19,7 +19,7 @@ def test_the_table_is_that_of_the_run(call: Call, finished: Path, tmp_path: Path
     ]
     write_csv(tmp_path / "truth.csv", table)
     code, out, err = call("score", finished, "--data", "truth.csv", "--out", "scores.json")
-    assert (code, err) == (0, "scores of 4 clients are in scores.json\n")
+    assert (code, err) == (0, "scores.json: scores of 4 clients\n")
     shown, whole = out.splitlines(), call("show", finished).out.splitlines()
     assert shown[:4] == whole[:4] and shown[-1] == "scored: 32 rows of 4 clients"
     assert json.loads(call("score", finished, "--data", "truth.csv", "--json").out) == json.loads(

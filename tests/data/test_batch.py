@@ -359,7 +359,7 @@ def test_a_batch_shows_shapes_and_names_in_one_line() -> None:
     shown = "4 clients (client_00, client_01, client_02, ...), 11 rows, x [4, 5, 2] float64, y [4, 5] float64"
     assert repr(many) == f"ClientBatch({shown})"
     few = many.select(torch.tensor([1]))
-    assert repr(few).startswith("ClientBatch(1 clients (client_01), 1 rows")
+    assert repr(few).startswith("ClientBatch(1 client (client_01), 1 row,")
 
 
 @pytest.mark.parametrize("classes", [None, 3])

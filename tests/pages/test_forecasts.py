@@ -73,7 +73,7 @@ def test_a_wide_interval_squashes_nothing_and_says_so(numbers: Result) -> None:
     upper = numbers.predictions["existing.upper"].clone()
     upper[0, 7] = 1e6
     text = drawn(replace(numbers, predictions={**numbers.predictions, "existing.upper": upper}))
-    assert "The interval of 1 rows reaches beyond the axis" in text
+    assert "The interval of 1 row reaches beyond the axis" in text
 
 
 def test_predictions_that_are_not_finite_and_no_rows_at_all(numbers: Result) -> None:

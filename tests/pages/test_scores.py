@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from pacbayes_fl.pages.markup import to_html
-from pacbayes_fl.pages.scores import better, boxes, label, results, shown, spreads, within
-from pacbayes_fl.results.records import Result
+from pacbayes_fl.pages.scores import better, boxes, label, results, spreads
+from pacbayes_fl.results.comparison import shown_columns
+from pacbayes_fl.results.records import Result, nested
 
 
 def test_the_table_has_every_metric_of_every_group_with_its_direction(numbers: Result, labelled: Result) -> None:
@@ -17,8 +18,8 @@ def test_the_table_has_every_metric_of_every_group_with_its_direction(numbers: R
         text = to_html(results(result))
         for group, entry in result.summary()["groups"].items():
             assert f"{group} ({entry['n_clients']})" in text
-            for name in shown(result):
-                own = within(entry, name)
+            for name in shown_columns(result):
+                own = nested(entry, name)
                 assert own is not None and f"{own['mean']:.4g}" in text and label(name, result).split(",")[0] in text
         assert "is better" in text
     assert (better("rsmse"), better("pm.accuracy"), better("coverage_95")) == (

@@ -9,7 +9,7 @@ import math
 import pytest
 
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.results.client_rows import ClientRow, ClientRows, read_csv
+from pacbayes_fl.results.client_rows import ClientRow, ClientRows, members, read_csv
 
 GIVEN = (
     ClientRow(2**63 - 1, "a", "existing", 3, {"x": 0.1, "y": math.nan}),
@@ -81,3 +81,16 @@ def test_the_table_is_that_of_the_csv_module(monkeypatch: pytest.MonkeyPatch) ->
         read_csv(io.StringIO("id,name\n"))
     with pytest.raises(ValueError, match="expected columns"):
         read_csv(io.StringIO(""))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        ({"existing": 24, "new": 6}, "24 existing and 6 new clients"),
+        ({"existing": 2, "new": 0}, "2 existing clients"),
+        ({"existing": 1, "new": 0}, "1 existing client"),
+        ({"existing": 0, "new": 0}, "0 clients"),
+    ],
+)
+def test_members_of_groups_are_counted_and_empty_groups_left_out(sizes: dict[str, int], told: str) -> None:
+    assert members(sizes) == told

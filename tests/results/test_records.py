@@ -279,7 +279,7 @@ def test_a_result_shows_what_was_run_in_one_line() -> None:
     )
     many = {"existing.mean": torch.zeros(2, 500)}
     shown = repr(Result("tiny", "pac-pfl", 3, "regression", (record(1),), rows, many))
-    assert shown == "Result(pac-pfl on tiny, seed 3, 1 rounds, 2 existing and 1 new clients, regression: rsmse)"
+    assert shown == "Result(pac-pfl on tiny, seed 3, 1 round, 2 existing and 1 new clients, regression: rsmse)"
 
 
 def test_histograms_of_a_round_are_kept_where_there_are_any(tmp_path: Path) -> None:

@@ -234,6 +234,8 @@ def test_lags_of_next_month_reach_back_into_what_was_added(tmp_path: Path) -> No
     path = write_csv(tmp_path / "ask.csv", [{**row, "y": float("nan")} for row in ask])
     with pytest.warns(UserWarning, match="8 rows lack a value and have no prediction"):
         forecast(run.open_run(tmp_path / "run"), path)
+    with pytest.warns(UserWarning, match="^1 row lacks a value and has no prediction"):
+        forecast(run.open_run(tmp_path / "run"), write_csv(tmp_path / "one.csv", [{**ask[0], "y": float("nan")}]))
     later = write_csv(tmp_path / "december.csv", december)
     assert update(run.open_run(tmp_path / "run"), later).found["house_0"] == Count(8)
     assert bool(forecast(run.open_run(tmp_path / "run"), path).predicted["mean"].isfinite().all())
