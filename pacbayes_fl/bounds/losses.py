@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
+from pacbayes_fl.bounds.clipped import mean_clipped_square
 from pacbayes_fl.errors import AssumptionError
 
 
@@ -248,13 +249,7 @@ class ClippedSquare:
         """
         residual, std = mean.double() - y, variance.double().sqrt()
         spread = torch.where(std > 0, std, 1.0)
-        edges = [(sign * math.sqrt(self.limit) - residual) / spread for sign in (-1.0, 1.0)]
-        inside: Tensor = torch.special.ndtr(edges[1]) - torch.special.ndtr(edges[0])
-        low, high = (torch.exp(-0.5 * edge.square()) / math.sqrt(2 * math.pi) for edge in edges)
-        squares = (residual.square() + spread.square()) * inside + 2.0 * residual * spread * (low - high)
-        squares = squares + spread.square() * (edges[0] * low - edges[1] * high)
-        whole = (squares + self.limit * (1.0 - inside)).clamp(0.0, self.limit)
-        return torch.where(std > 0, whole, self(mean, y))
+        return torch.where(std > 0, mean_clipped_square(residual, spread, self.limit), self(mean, y))
 
 
 @dataclass(frozen=True)

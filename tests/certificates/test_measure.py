@@ -146,7 +146,7 @@ def test_the_variance_of_functions_that_are_drawn_row_by_row_is_never_below_that
     posterior = class_tree.condition(lambda x: x, SphereKernel(), tree, rows, 10, 1e-3)
     subset: Any = SimpleNamespace(rows=rows, repeats=Repeats(torch.arange(20).unsqueeze(0), False))
     request, noise = Request("empirical-bernstein", draws=200), Noise(0, 7, (0,))
-    for one in (posterior, tempered(posterior, torch.ones(1).double())):
+    for one in (posterior, tempered(posterior, 2.0)):
         (made,) = study_certify_measure._risks([one], subset, ZeroOne(), request, noise)
         assert made.variance.item() == 0.25 and made.variances is None and made.risks is not None
         estimate = request.estimate(200, 0.05, made.risks, made.variances, None)
