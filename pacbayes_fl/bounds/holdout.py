@@ -57,9 +57,23 @@ def holdout_binomial(risk: Number, n: Number, delta: Number, premises: Premises)
         share = (share * (1.0 + torch.finfo(torch.float32).eps)).clamp_max(premises.loss.high)
     if not isinstance(premises.loss, ZeroOne):
         reasons = (f"errors are counted, and {premises.loss.name} is no 0-1 loss (holdout-betting is for those)",)
-    elif bool(((errors := share * rows) - errors.round()).abs().gt(_WHOLE * errors.clamp_min(1.0)).any()):
+    elif not bool(whole_errors(share, rows).all()):
         reasons = ("the risk times n is no whole number of errors: it is not that of one fixed predictor on n rows",)
     return _of_fixed("hold-out, binomial tail", _binomial, {"risk": share, "n": rows}, delta, premises, reasons)
+
+
+def whole_errors(risk: Tensor, n: Tensor) -> Tensor:
+    """Say where a share of errors can be that of one predictor: n of its rows have a whole number of them.
+
+    Args:
+        risk: share of errors [*].
+        n: rows [*].
+
+    Returns:
+        bool [*].
+    """
+    errors = risk * n
+    return (errors - errors.round()).abs() <= _WHOLE * errors.clamp_min(1.0)
 
 
 def _binomial(terms: Terms) -> dict[str, Tensor]:

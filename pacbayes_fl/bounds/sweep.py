@@ -14,6 +14,7 @@ from torch import Tensor
 from pacbayes_fl.bounds.bound import Bound
 from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo
 from pacbayes_fl.bounds.checks import checked
+from pacbayes_fl.bounds.holdout import whole_errors
 from pacbayes_fl.bounds.premises import Premises
 from pacbayes_fl.bounds.table import DEFAULT, bound_named
 from pacbayes_fl.errors import AssumptionError
@@ -22,6 +23,7 @@ Values = float | Sequence[float] | Literal["rows", "root"]
 """A number, several, or of beta the number of rows or its square root."""
 
 _MOST = 2**40  # rows, about 10^12
+_BLOCK = 2**16  # of them that are looked at in one go
 
 
 class Sweep(NamedTuple):
@@ -84,7 +86,8 @@ def sweep(
     axes = {
         name: tuple(map(float, each))
         for name, each in given.items()
-        if isinstance(each, Sequence | Tensor | np.ndarray) and not isinstance(each, str)
+        if (isinstance(each, Sequence) and not isinstance(each, str))
+        or (isinstance(each, Tensor | np.ndarray) and each.ndim > 0)
     }
     if empty := [name for name, values in axes.items() if not values]:
         raise AssumptionError(f"{', '.join(empty)} must have a value at least")
@@ -105,8 +108,9 @@ def rows_needed(
 ) -> int:
     """Find the least number of rows at which a bound is at most a target, were all its other numbers the same.
 
-    min {n : bound(n) <= target}, by bisection: bounds fall with n, but for a prior that was drawn privately from all of
-    these rows, whose cost grows with them.
+    min {n : bound(n) <= target} among numbers of rows at which it is defined and valid, by bisection: bounds fall with
+    n, but for a prior that was drawn privately from all of these rows, whose cost grows with them. A bound that counts
+    errors is valid where risk times n is a whole number of them.
 
     Args:
         target: in the unit of the loss.
@@ -117,11 +121,12 @@ def rows_needed(
         **numbers: those that the bound needs beside n; beta may be "rows" or "root".
 
     Returns:
-        n.
+        n, of which the certificate is valid.
 
     Raises:
-        AssumptionError: when no number of rows is enough, saying what 10^12 of them give; when the bound does not fall
-            with them, or has no use for a number.
+        AssumptionError: when no number of rows is enough, saying what 10^12 of them give; when there would be no
+            certificate however many there are, with the bound's reasons; when the bound does not fall with them, or has
+            no use for a number.
 
     Example:
         >>> from pacbayes_fl.bounds import Premises, Provenance, rows_needed
@@ -136,20 +141,43 @@ def rows_needed(
         what = "a prior that was drawn privately from all rows of the bound costs the more, the more there are"
         raise AssumptionError(what, hint="Provenance(rows=...) says how many the mechanism saw; or `sweep` over n")
 
-    def value(n: int) -> float:
-        given = {**numbers, "n": float(n), "delta": delta}
-        return _certified(record, given, premises, monte_carlo, 1).value.item()
+    if broken := premises.broken():
+        raise AssumptionError(f"with so many rows there would be no certificate: {'; '.join(broken)}")
+
+    def at(n: int) -> Certificate:
+        return _certified(record, {**numbers, "n": float(n), "delta": delta}, premises, monte_carlo, 1)
+
+    most = at(_MOST)  # numbers that no bound takes are refused here, and what is refused below is too few rows
+    if (end := most.value.item()) > target:
+        what = f"with 10^12 rows the bound {record.name!r} is {end:.6g}"
+        raise AssumptionError(f"no number of rows gives {target:g}: {what}", hint="a larger target, or less risk")
+
+    def enough(n: int) -> bool:
+        try:
+            return at(n).value.item() <= target
+        except AssumptionError:
+            return False
 
     low, high = 0, 1
-    while value(high) > target:
-        if high >= _MOST:
-            what = f"with 10^12 rows the bound {record.name!r} is {value(high):.6g}"
-            raise AssumptionError(f"no number of rows gives {target:g}: {what}", hint="a larger target, or less risk")
+    while not enough(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if value(middle) <= target else (middle, high)
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    if record.counts:
+        high = _whole_from(high, torch.as_tensor(numbers["risk"], dtype=torch.float64))
+    if reasons := at(high).reasons:
+        raise AssumptionError(f"with {high} rows there would be no certificate: {'; '.join(reasons)}")
     return high
+
+
+def _whole_from(n: int, risk: Tensor) -> int:
+    """Least number of rows, n or more, of which the share of errors is a whole number; of very many rows any is."""
+    while True:
+        rows = torch.arange(n, n + _BLOCK, dtype=torch.float64)
+        if bool((fine := whole_errors(risk, rows)).any()):
+            return int(rows[fine.int().argmax()])
+        n += _BLOCK
 
 
 def _of_clients(bound: str | Bound) -> Bound:

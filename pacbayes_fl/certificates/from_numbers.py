@@ -123,8 +123,6 @@ def rows_needed(name: str | Bound, numbers: Numbers, target: float) -> int:
         AssumptionError: as `certificate` does; or when the certificate would not be valid, or no number is enough.
     """
     bound, given, premises, estimate = _call(name, numbers)
-    if broken := premises.broken():
-        raise AssumptionError(f"with so many rows there would be no certificate: {'; '.join(broken)}")
     own = {key: value for key in bound.needs if key != "n" and (value := given[key]) is not None}
     return bounds.rows_needed(target, bound, delta=numbers.delta, premises=premises, monte_carlo=estimate, **own)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -10,7 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from pacbayes_fl.bounds import BOUNDS, LossRange, MonteCarlo, Premises, Provenance, rows_needed, sweep
+from pacbayes_fl.bounds import (
+    BOUNDS,
+    LossRange,
+    MonteCarlo,
+    Premises,
+    Provenance,
+    UnboundedLoss,
+    ZeroOne,
+    laws,
+    rows_needed,
+    sweep,
+)
 from pacbayes_fl.errors import AssumptionError
 
 FINE = Premises(Provenance("split"), independent=True)
@@ -44,6 +56,69 @@ def test_that_many_rows_are_enough_and_one_less_is_not(name: str, more: dict[str
     n = rows_needed(target, name, **AT, **more)
     around = sweep(name, n=[n - 1.0, float(n)], **AT, **more).values.tolist()
     assert around[1] <= target < around[0]
+
+
+def test_only_rows_with_a_certificate_are_enough() -> None:
+    """13 % of 97 rows is no number of errors; of 100 it is, and no such number below them is enough."""
+    given: dict[str, Any] = {"delta": 0.05, "premises": replace(FINE, loss=ZeroOne())}
+    for risk, target in ((0.13, 0.2), (0.13, 0.14), (1 / 3, 0.5), (0.0, 0.1), (0.05, 0.31)):
+        n = rows_needed(target, "holdout-binomial", risk=risk, **given)
+        valid = [
+            k for k in range(1, n + 1) if BOUNDS["holdout-binomial"].certify({"risk": risk, "n": k}, **given).valid
+        ]
+        values = sweep("holdout-binomial", risk=risk, n=[float(k) for k in valid], **given).values.tolist()
+        assert valid[-1] == n and values[-1] <= target and all(value > target for value in values[:-1])
+    n = rows_needed(0.2, "holdout-binomial", risk=0.1234567891, **given)
+    assert BOUNDS["holdout-binomial"].certify({"risk": 0.1234567891, "n": n}, **given).valid
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("seeger", {"predictor": "fixed predictor"}, "for a fixed predictor take a hold-out bound"),
+        ("seeger", {"independent": False}, "the rows were not declared independent"),
+        ("one-draw", {"predictor": "majority vote"}, "the bound is on one hypothesis drawn"),
+        ("tandem", {"loss": LossRange("cost", 0.0, 1.0)}, "a vote has errors, and cost is no 0-1 loss"),
+        ("holdout-binomial", {"loss": LossRange("cost", 0.0, 1.0)}, "errors are counted, and cost is no 0-1 loss"),
+        ("gibbs", {}, r"eq. \(6\) is for the exact Gibbs posterior"),
+    ],
+)
+def test_where_no_rows_make_a_certificate_its_reasons_are_said(name: str, change: Any, reason: str) -> None:
+    numbers = {"risk": 0.1, "kl": 2.0, "log_ratio": 2.0, "tandem_risk": 0.01, "log_z": -10.0, "beta": 100.0}
+    own = {key: value for key, value in numbers.items() if key in BOUNDS[name].needs}
+    with pytest.raises(AssumptionError, match=f"there would be no certificate: .*{reason}"):
+        rows_needed(0.6, name, delta=0.05, premises=replace(FINE, **change), **own)
+
+
+@pytest.mark.parametrize("name", [name for name, bound in BOUNDS.items() if not bound.group and "n" in bound.needs])
+def test_every_bound_of_the_table_is_valid_at_the_rows_that_it_needs(name: str) -> None:
+    bound = BOUNDS[name]
+    premises = replace(laws.premises_of(bound), loss=ZeroOne())
+    numbers = {key: value.item() for key, value in laws.numbers_of(bound, 0.1, 2.0, 50, 100.0).items() if key != "n"}
+    n = rows_needed(0.6, name, delta=0.05, premises=premises, **numbers)
+    certificate = bound.certify({**numbers, "n": n}, 0.05, premises)
+    assert certificate.valid and certificate.value.item() <= 0.6
+
+
+def test_rows_are_counted_from_where_a_bound_is_defined() -> None:
+    """Fewer rows than trials over draws, or than beta times the scale, are too few for these numbers."""
+    drawn = MonteCarlo(100, 0.01, trials=200_000)
+    n = rows_needed(0.5, "seeger", **AT, monte_carlo=drawn)
+    assert n == 2000 and sweep("seeger", n=float(n), **AT, monte_carlo=drawn).values <= 0.5
+    assert rows_needed(0.12, "seeger", **AT, monte_carlo=drawn) > 2000
+    loss: dict[str, Any] = {"delta": 0.05, "premises": replace(FINE, loss=UnboundedLoss("nlpd"))}
+    numbers = {"risk": -3.0, "kl": 2.0, "beta": 10.0, "variance_factor": 1.0, "scale": 1.0}
+    n = rows_needed(-2.0, "sub-gamma", **loss, **numbers)
+    around = sweep("sub-gamma", n=[n - 1.0, float(n)], **loss, **numbers).values.tolist()
+    assert around[1] <= -2.0 < around[0] and n > 11
+    with pytest.raises(AssumptionError, match="beta must be finite, above 0"):
+        rows_needed(-2.0, "sub-gamma", **loss, **{**numbers, "beta": -1.0})
+
+
+def test_one_number_in_a_tensor_or_an_array_is_no_axis() -> None:
+    plain = sweep("seeger", n=1000.0, **AT).values
+    for one in (torch.tensor(1000.0), np.array(1000.0), np.float32(1000.0)):
+        assert torch.equal(sweep("seeger", n=one, **AT).values, plain)  # type: ignore[arg-type]
 
 
 def test_an_axis_may_be_an_array() -> None:
