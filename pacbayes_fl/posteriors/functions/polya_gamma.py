@@ -11,15 +11,22 @@ All is written in B = I + Omega^1/2 K Omega^1/2, whose eigenvalues are at least 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import reduce
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
-NODES = 80
-"""Nodes of the Gauss-Hermite rule."""
+from pacbayes_fl import tensors
+
+NODES: Final = 80
+"""Nodes of the quadrature rules."""
+
+_WIDE: Final = 1.5  # standard deviations of f from which the rule is over the sigmoid's own scale
+_ENDS: Final = 4.4  # of that rule, in t: the logistic density at 2 sinh t is below 1e-35
 
 
 def mean(c: Tensor) -> Tensor:
@@ -209,7 +216,12 @@ def kernel_gradient(conditioned: Conditioned, weight: Tensor) -> Tensor:
 
 
 def log_probability(mean: Tensor, variance: Tensor) -> Tensor:
-    """Log probability of y = 1 where f is normal, by Gauss-Hermite quadrature: ln int sigma(f) N(f; mean, variance) df.
+    """Log probability of y = 1 where f is normal: ln p, p = int sigma(f) N(f; mean, variance) df, to 12 digits.
+
+    Up to a standard deviation s of 1.5 by Gauss-Hermite quadrature. A wider f is smooth in the scale of the sigmoid,
+    not the sigmoid in that of f: sigma(f) = P[x <= f] for a logistic x, so that p = E Phi((mean - x) / s), by the
+    trapezoidal rule in t, x = 2 sinh t. Far below, p(mean) = e^(mean + s^2 / 2) p(-mean - s^2) leaves no tail of it:
+    sigma(f) = e^f sigma(-f), and e^f moves a normal's mean by s^2.
 
     That of y = 0 is the one at -mean.
 
@@ -220,8 +232,23 @@ def log_probability(mean: Tensor, variance: Tensor) -> Tensor:
     Returns:
         [*], in nats.
     """
-    points, weights = np.polynomial.hermite_e.hermegauss(NODES)
-    std, result = variance.sqrt(), torch.full_like(mean, -math.inf)
-    for point, weight in zip(points.tolist(), np.log(weights / weights.sum()).tolist(), strict=True):
-        result = torch.logaddexp(result, weight + logsigmoid(mean + point * std))
+    std = variance.sqrt()
+    wide, narrow = std > _WIDE, std.clamp_max(_WIDE)
+    result = _averaged(*np.polynomial.hermite_e.hermegauss(NODES), lambda u: logsigmoid(mean + u * narrow))
+    if tensors.on_host(wide) and not bool(wide.any()):
+        return result
+    std = std.clamp_min(_WIDE)
+    far = mean < -0.5 * std.square()
+    centre = torch.where(far, -mean - std.square(), mean)
+    t = np.linspace(-_ENDS, _ENDS, NODES)
+    places, density = 2.0 * np.sinh(t), np.cosh(t) / np.cosh(np.sinh(t)) ** 2
+    smooth = _averaged(places, density, lambda x: torch.special.log_ndtr((centre - x) / std))
+    return torch.where(wide, torch.where(far, mean + 0.5 * std.square() + smooth, smooth), result)
+
+
+def _averaged(places: Any, weights: Any, log: Callable[[float], Tensor]) -> Tensor:
+    """Logarithm of the mean of a function [*], given its own logarithm, by a rule of places and weights."""
+    shares = np.log(weights / weights.sum()).tolist()
+    terms = (share + log(place) for place, share in zip(places.tolist(), shares, strict=True))
+    result: Tensor = reduce(torch.logaddexp, terms)
     return result
