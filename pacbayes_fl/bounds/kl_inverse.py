@@ -159,7 +159,8 @@ def kl_inverse_upper(q: Tensor, c: Tensor) -> Tensor:
 
 def _upper(q: Tensor, c: Tensor) -> Tensor:
     few = c.clamp_max(1.0)  # any more reaches 1
-    reach = torch.minimum(2.0 * few + (2.0 * q * few).sqrt(), 1.0 - q)  # kl(q || p) >= (p - q)^2 / (2 p)
+    geometric = q.sqrt() * few.sqrt()  # of numbers whose product may be too small for one
+    reach = torch.minimum(2.0 * few + math.sqrt(2.0) * geometric, 1.0 - q)  # kl(q || p) >= (p - q)^2 / (2 p)
     end = (q + reach * (1.0 + 1e-9)).clamp_max(1.0)
     end = torch.where(end < 1.0, torch.nextafter(end, torch.ones_like(end)), 1.0)
     # kl(q || p) >= -(1 - q) ln(1 - p) - h(q), which is all but equal where p is close to 1
@@ -264,7 +265,8 @@ def _checked(q: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
 def _reach(q: Tensor, c: Tensor) -> Tensor:
     """Bound p - q of the upper inverse: kl(q || p) >= (p - q)^2 / (2 p), and >= (p - q)^2 / (2 (1 - q))."""
     c = c.clamp_max(1.0)  # any more reaches 1, and infinity times 0 is no number
-    return torch.minimum(2.0 * c + (2.0 * q * c).sqrt(), (2.0 * (1.0 - q) * c).sqrt())
+    root = (2.0 * c).sqrt()
+    return torch.minimum(2.0 * c + q.sqrt() * root, (1.0 - q).sqrt() * root)
 
 
 def _outer(q: Tensor, c: Tensor, end: Tensor, start: Tensor, newton: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

@@ -6,6 +6,7 @@ import math
 import sys
 from decimal import Decimal, localcontext
 
+import mpmath
 import pytest
 import torch
 from hypothesis import given, settings
@@ -159,3 +160,14 @@ def test_what_has_no_inverse_is_refused(q: float, c: float, message: str) -> Non
     for inverse in (kl_inverse_upper, kl_inverse_lower):
         with pytest.raises(AssumptionError, match=message):
             inverse(numbers(0.5, q), numbers(c))
+
+
+def test_numbers_whose_product_is_too_small_for_one_have_no_smaller_inverse() -> None:
+    """q c underflows from 1e-308 on, and its root, by which the inverse exceeds q, does not: kl is c or more there."""
+    with mpmath.workdps(350):
+        for q in (10.0**-k for k in range(0, 300, 20)):
+            for c in (10.0**-k for k in range(1, 300, 20)):
+                p = kl_inverse_upper(*torch.tensor([q, c], dtype=torch.float64)).item()
+                one, other = mpmath.mpf(q), mpmath.mpf(p)
+                left = (1 - one) * mpmath.log((1 - one) / (1 - other)) if q < 1 else 0
+                assert p == 1 or one * mpmath.log(one / other) + left >= c, (q, c)
