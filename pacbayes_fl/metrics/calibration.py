@@ -1,7 +1,7 @@
 """Whether predicted probabilities come true: empirical frequencies, calibration error, coverage of intervals.
 
 All functions look at where the targets fall in their predictive distributions. Whatever stands in padded rows has no
-influence; a client without a row gets NaN.
+influence; a client without a row gets NaN, as one with a row whose prediction is NaN.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def empirical_frequencies(
         levels: confidence levels [H] in [0, 1], or a name that `levels` knows.
 
     Returns:
-        Frequencies [K, H], without unit; NaN for a client without rows.
+        Frequencies [K, H], without unit; NaN for a client without rows or with a prediction that is NaN.
 
     Raises:
         ShapeError: when y, mask and the predictive disagree in shape, or levels is not [H].
@@ -88,13 +88,11 @@ def empirical_frequencies(
     level = _resolved(levels, y)
     upper = predictive.cdf(y).double().unsqueeze(1)
     below = upper <= level.view(1, -1, 1)  # [K, H, N]
-    if not isinstance(predictive, JUMPS):
-        return (below & mask.unsqueeze(1)).sum(2) / mask.sum(1, keepdim=True).double()
-    lower = predictive.below(y).unsqueeze(1)
+    lower = predictive.below(y).unsqueeze(1) if isinstance(predictive, JUMPS) else upper
     jump = upper - lower
     share = ((level.view(1, -1, 1) - lower) / torch.where(jump > 0, jump, 1.0)).clamp(0.0, 1.0)
-    share = torch.where(jump > 0, share, below.double()).masked_fill(~mask.unsqueeze(1), 0.0)
-    return share.sum(2) / mask.sum(1, keepdim=True).double()
+    share = torch.where(jump > 0, share, below.double()).masked_fill(jump.isnan(), torch.nan)
+    return share.masked_fill(~mask.unsqueeze(1), 0.0).sum(2) / mask.sum(1, keepdim=True).double()
 
 
 def calibration_error(
@@ -120,7 +118,7 @@ def calibration_error(
         norm: "abs" or "rms".
 
     Returns:
-        CE [K], in [0, 1]; NaN for a client without rows.
+        CE [K], in [0, 1]; NaN for a client without rows or with a prediction that is NaN.
 
     Raises:
         ShapeError: when y, mask and the predictive disagree in shape, or levels is not [H].
@@ -154,7 +152,7 @@ def interval_coverage(predictive: RegressionPredictive, y: Tensor, mask: Tensor,
         level: probability inside the interval, above 0 and below 1.
 
     Returns:
-        Coverage [K], in [0, 1]; NaN for a client without rows.
+        Coverage [K], in [0, 1]; NaN for a client without rows or with a prediction that is NaN.
 
     Raises:
         ShapeError: when y, mask and the predictive disagree in shape.
@@ -174,7 +172,9 @@ def interval_coverage(predictive: RegressionPredictive, y: Tensor, mask: Tensor,
         raise StudyError(f"level must lie between 0 and 1, got {level}")
     y, mask = real_rows(predictive, y, mask)
     lower, upper = predictive.quantile(y.new_tensor([(1 - level) / 2, (1 + level) / 2])).unbind(0)
-    return masked_mean(((lower <= y) & (y <= upper)).double(), mask)
+    inside = ((lower <= y) & (y <= upper)).double()
+    unknown = lower.isnan() | upper.isnan() | predictive.cdf(y).isnan()  # a bisection ends somewhere, whatever it is of
+    return masked_mean(inside.masked_fill(unknown, torch.nan), mask)
 
 
 _by_name = levels  # the functions above call their argument as the paper does

@@ -59,7 +59,8 @@ def nll(predictive: ClassPredictive, y: Tensor, mask: Tensor) -> Tensor:
         mask: bool [K, N], True on real rows.
 
     Returns:
-        NLL [K], in nats per row; NaN for a client without rows, infinite where a label was held impossible.
+        NLL [K], in nats per row; NaN for a client without rows, or with a row whose probabilities are NaN; infinite
+        where a label was held impossible.
 
     Raises:
         ShapeError: when y, mask and the predictive disagree in shape, or y holds no integers.
@@ -74,7 +75,8 @@ def nll(predictive: ClassPredictive, y: Tensor, mask: Tensor) -> Tensor:
         [2.3026]
     """
     y, mask = real_labels(predictive, y, mask)
-    return -masked_mean(predictive.log_prob(y).double(), mask)
+    log_prob = predictive.log_prob(y).double()
+    return -masked_mean(log_prob.masked_fill(predictive.probs.isnan().any(-1), torch.nan), mask)
 
 
 def brier(predictive: ClassPredictive, y: Tensor, mask: Tensor, per_class: bool = False) -> Tensor:

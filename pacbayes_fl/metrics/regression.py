@@ -100,7 +100,7 @@ def nlpd(predictive: RegressionPredictive, y: Tensor, mask: Tensor) -> Tensor:
 
     Returns:
         NLPD [K], in nats per row (it moves by ln a when y is measured in a unit 1/a as large); NaN for a client without
-        rows, infinite where a predictive without spread misses a target.
+        rows, infinite where a predictive without spread misses a target, whatever it hits beside.
 
     Raises:
         ShapeError: when y, mask and the predictive disagree in shape.
@@ -116,7 +116,9 @@ def nlpd(predictive: RegressionPredictive, y: Tensor, mask: Tensor) -> Tensor:
         [0.9814]
     """
     y, mask = real_rows(predictive, y, mask)
-    return -masked_mean(predictive.log_prob(y).double(), mask)
+    log_prob = predictive.log_prob(y).double().masked_fill(~mask, 0.0)
+    finite = log_prob.masked_fill(log_prob.isneginf().any(1, keepdim=True) & log_prob.isposinf(), 0.0)
+    return -masked_mean(finite, mask)
 
 
 def crps(predictive: RegressionPredictive, y: Tensor, mask: Tensor) -> Tensor:
@@ -183,7 +185,7 @@ def _mixture_crps(mixture: NormalMixture, y: Tensor) -> Tensor:
 
 def _expected_absolute(mean: Tensor, std: Tensor) -> Tensor:
     """Return E|Z| for Z ~ N(mean, std^2), which is |mean| where std is zero."""
-    spread = std > 0
+    spread = std != 0  # NaN is no point
     ratio = mean / std.where(spread, torch.ones_like(std))
     density = torch.exp(-0.5 * ratio.square()) / math.sqrt(2 * math.pi)
     smooth = 2 * std * density + mean * torch.erf(ratio / math.sqrt(2))

@@ -69,7 +69,9 @@ class CensoredMixture:
         masses = (torch.logsumexp(self.inner.log_weights.unsqueeze(-1) + log, 1) for log in (below, above))
         at_low, at_high = masses
         result = torch.where(y <= low, at_low, torch.where(y >= high, at_high, self.inner.log_prob(y)))
-        return torch.where((y < low) | (y > high), -torch.inf, result)
+        result = torch.where((y <= low) & (y >= high), 0.0, result)  # there is nothing else
+        result = torch.where((y < low) | (y > high), -torch.inf, result)
+        return result.masked_fill(self.inner.undefined, torch.nan)
 
     def cdf(self, y: Tensor) -> Tensor:
         """Probability of a target up to y, which jumps at the bounds.
@@ -82,7 +84,7 @@ class CensoredMixture:
         """
         low, high = self._bounds()
         result = torch.where(y < low, 0.0, self.inner.cdf(y))
-        return torch.where(y >= high, 1.0, result)
+        return torch.where(y >= high, 1.0, result).masked_fill(self.inner.undefined, torch.nan)
 
     def below(self, y: Tensor) -> Tensor:
         """Probability of a target less than y.
@@ -95,7 +97,7 @@ class CensoredMixture:
         """
         low, high = self._bounds()
         result = torch.where(y <= low, 0.0, self.inner.cdf(y))
-        return torch.where(y > high, 1.0, result)
+        return torch.where(y > high, 1.0, result).masked_fill(self.inner.undefined, torch.nan)
 
     def quantile(self, level: Tensor) -> Tensor:
         """Quantiles of z, moved to the bounds.

@@ -147,7 +147,7 @@ class NormalMixture:
     Args:
         log_weights: [K, P], normalised over P.
         means: [K, P, N], in units of y.
-        variances: [K, P, N], in squared units of y, positive.
+        variances: [K, P, N], in squared units of y, not negative; 0 is all probability at the mean.
 
     Example:
         >>> import torch
@@ -187,6 +187,11 @@ class NormalMixture:
         between = (self.means - self.mean.unsqueeze(1)).square()
         return torch.einsum("kp,kpn->kn", self.weights, self.variances + between)
 
+    @property
+    def undefined(self) -> Tensor:
+        """Rows of which a mean or a variance is NaN, bool [K, N]."""
+        return (self.means + self.variances).isnan().any(1)
+
     def log_prob(self, y: Tensor) -> Tensor:
         """Log density.
 
@@ -194,10 +199,11 @@ class NormalMixture:
             y: targets [K, N], in units of y.
 
         Returns:
-            [K, N], in nats.
+            [K, N], in nats; infinite where a component without spread hits, and minus infinity where all of these miss.
         """
-        squares = (y.unsqueeze(1) - self.means).square() / self.variances
-        normal = -0.5 * (squares + self.variances.log() + math.log(2 * math.pi))
+        squares = (y.unsqueeze(1) - self.means).square()
+        normal = -0.5 * (squares / self.variances + self.variances.log() + math.log(2 * math.pi))
+        normal = torch.where(self.variances == 0, torch.where(squares == 0, torch.inf, -torch.inf) + squares, normal)
         return torch.logsumexp(self.log_weights.unsqueeze(-1) + normal, 1)
 
     def cdf(self, y: Tensor) -> Tensor:
@@ -209,7 +215,7 @@ class NormalMixture:
         Returns:
             [K, N], or [L, K, N].
         """
-        normal: Tensor = torch.special.ndtr((y.unsqueeze(-2) - self.means) / self.stds)
+        normal: Tensor = torch.special.ndtr(self._standard(y))
         return (self.weights.unsqueeze(-1) * normal).sum(-2)
 
     @default
@@ -228,11 +234,11 @@ class NormalMixture:
         stds, weights, goal = self.stds, self.weights.unsqueeze(-1), level.view(-1, 1, 1)
         single: Tensor = self.means + stds * torch.special.ndtri(level).view(-1, 1, 1, 1)
         low, high = single.amin(2), single.amax(2)
-        density = weights / (stds * math.sqrt(2 * math.pi))
+        density = torch.where(stds == 0, 0.0, weights / (stds * math.sqrt(2 * math.pi)))
         y, last = 0.5 * (low + high), high - low
         left = low < high
         for _ in range(_MOST):
-            z = (y.unsqueeze(2) - self.means) / stds
+            z = self._standard(y)
             miss = (weights * torch.special.ndtr(z)).sum(2) - goal
             step = miss / (density * (-0.5 * z.square()).exp()).sum(2)
             far = (miss.abs() > _CLOSE * goal) & (step.abs() > _CLOSE * y.abs())
@@ -244,6 +250,11 @@ class NormalMixture:
             if not bool(left.any()):
                 break
         return y
+
+    def _standard(self, y: Tensor) -> Tensor:
+        """Targets [*, K, N] in standard deviations from the means [*, K, P, N]: infinite without any, above at them."""
+        distance = y.unsqueeze(-2) - self.means
+        return torch.where((self.stds == 0) & (distance == 0), torch.inf, distance / self.stds)
 
     def sample(self, draws: int, noise: Noise | int) -> Tensor:
         """Independent draws, row by row.

@@ -135,7 +135,8 @@ class SampledMixture:
             return self._mix(univariate.cdf(one, own) for one in self.components)
         wanted = own if own.dim() == 3 else own.unsqueeze(0)
         place = torch.searchsorted(self._sorted, wanted.movedim(0, -1).contiguous(), right=True)
-        return (place.double() / _DRAWS).movedim(-1, 0).view(own.shape)
+        place = place.double().masked_fill(self._sorted[..., -1:].isnan(), torch.nan)
+        return (place / _DRAWS).movedim(-1, 0).view(own.shape)
 
     def below(self, y: Tensor) -> Tensor:
         """Probability of a target under y, which is less than up to y where that target itself has a probability.

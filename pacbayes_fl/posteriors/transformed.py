@@ -77,7 +77,8 @@ class TransformedMixture:
         t = self.transform.forward(own)
         result = self.inner.log_prob(t) + self.transform.log_slope(own) + self.spread.log().unsqueeze(-1)
         result = torch.where(y <= low, self._mass(t, 1.0), torch.where(y >= high, self._mass(t, -1.0), result))
-        return torch.where(outside, -torch.inf, result)
+        result = torch.where((y <= low) & (y >= high), 0.0, result)  # there is nothing else
+        return torch.where(outside, -torch.inf, result).masked_fill(self.inner.undefined, torch.nan)
 
     def cdf(self, y: Tensor) -> Tensor:
         """Probability of a target up to y, which jumps at the bounds.
@@ -90,7 +91,7 @@ class TransformedMixture:
         """
         low, high = self._bounds()
         result = torch.where(y < low, 0.0, self.inner.cdf(self.transform.forward(self._raw(y))))
-        return torch.where(y >= high, 1.0, result)
+        return torch.where(y >= high, 1.0, result).masked_fill(self.inner.undefined, torch.nan)
 
     def below(self, y: Tensor) -> Tensor:
         """Probability of a target less than y.
@@ -103,7 +104,7 @@ class TransformedMixture:
         """
         low, high = self._bounds()
         result = torch.where(y <= low, 0.0, self.inner.cdf(self.transform.forward(self._raw(y))))
-        return torch.where(y > high, 1.0, result)
+        return torch.where(y > high, 1.0, result).masked_fill(self.inner.undefined, torch.nan)
 
     def quantile(self, level: Tensor) -> Tensor:
         """Quantiles of z, brought back.
@@ -164,7 +165,7 @@ class TransformedMixture:
             error = torch.where(z < t, self.inner.cdf(z), negative.cdf(-z))
             slope = torch.exp(-self.transform.log_slope(self.transform.inverse(z))) / self.spread.unsqueeze(-1)
             total = total + torch.where(weight > 0, weight * error.square() * slope, 0.0)
-        return self._large(total, 1.0)
+        return self._large(total, 1.0).masked_fill(self.inner.undefined, torch.nan)
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:

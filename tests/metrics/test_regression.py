@@ -183,6 +183,15 @@ def test_nlpd_moves_by_the_logarithm_of_the_unit() -> None:
     assert moved.item() == pytest.approx(math.log(10), abs=1e-12)
 
 
+def test_nlpd_without_spread_is_infinite_where_a_target_is_missed_and_minus_that_where_none_is() -> None:
+    point = one_normal(MEAN, torch.zeros_like(STD))
+    hits, miss = MEAN.clone(), MEAN.clone()
+    miss[0, 2] += 0.1
+    assert nlpd(point, hits, ALL).item() == -math.inf and nlpd(point, miss, ALL).item() == math.inf
+    assert nlpd(point, miss, ALL & (miss == MEAN)).item() == -math.inf  # whatever stands in padding
+    assert nlpd(one_normal(MEAN.masked_fill(miss == MEAN, math.nan), 0 * STD), miss, ALL).isnan().all()
+
+
 def test_crps_of_a_point_is_the_absolute_error() -> None:
     point = NormalMixture(torch.zeros(1, 1, dtype=torch.float64), MEAN.unsqueeze(1), torch.zeros(1, 1, 5).double())
     assert crps(point, Y, ALL).item() == pytest.approx((Y - MEAN).abs().mean().item(), abs=1e-15)

@@ -146,3 +146,9 @@ def test_bounds_of_rows_are_those_of_each_alone() -> None:
             moved = one.rescale(loc, scale).mean[k, n], alone.rescale(loc, scale).mean[k, n]
             assert float(moved[0]) == pytest.approx(float(moved[1]))
     assert crps(one, y.clamp(low, high), mask).isfinite().all()
+
+
+def test_between_bounds_that_are_one_there_is_nothing_else() -> None:
+    one = censored(0.5, 0.5)
+    y = torch.tensor([[0.5, 0.4], [0.6, 0.5]], dtype=F64)
+    assert one.log_prob(y).tolist() == [[0.0, -INF], [-INF, 0.0]] and one.cdf(y).tolist() == [[1.0, 0.0], [1.0, 1.0]]

@@ -217,3 +217,23 @@ def test_float32_stays_float32_where_it_is_given() -> None:
 def test_the_mixture_is_what_metrics_ask_for() -> None:
     predictive: RegressionPredictive = mixture()  # mypy compares the signatures
     assert all(hasattr(predictive, name) for name in dir(RegressionPredictive) if not name.startswith("_"))
+
+
+def test_a_component_without_spread_is_a_point() -> None:
+    """What lies at a point is up to it, and its density there is infinite; a normal beside it stays a normal."""
+    weights = torch.tensor([[0.25, 0.75]], dtype=torch.float64).log()
+    means, variances = (torch.tensor([[[one] * 3, [other] * 3]]).double() for one, other in ((1.0, 0.0), (0.0, 4.0)))
+    y = torch.tensor([[0.5, 1.0, 1.5]], dtype=torch.float64)
+    mixed, normal = NormalMixture(weights, means, variances), stats.norm(0.0, 2.0)
+    expected = 0.75 * normal.cdf(y.numpy()) + 0.25 * (y.numpy() >= 1.0)
+    assert mixed.cdf(y).numpy() == pytest.approx(expected, rel=1e-12)
+    density = [math.log(0.75 * normal.pdf(0.5)), math.inf, math.log(0.75 * normal.pdf(1.5))]
+    assert mixed.log_prob(y)[0].tolist() == pytest.approx(density, rel=1e-12)
+    level = torch.tensor([0.1, 0.6, 0.7, 0.9], dtype=torch.float64)  # the point has those from 0.52 to 0.77
+    quantiles = mixed.quantile(level)[:, 0, 0].tolist()
+    assert quantiles == pytest.approx([normal.ppf(0.1 / 0.75), 1.0, 1.0, normal.ppf(0.65 / 0.75)], rel=1e-9)
+    point = NormalMixture(torch.zeros(1, 1).double(), means[:, :1], variances[:, :1])
+    assert point.cdf(y).tolist() == [[0.0, 1.0, 1.0]] and point.log_prob(y).tolist() == [
+        [-math.inf, math.inf, -math.inf]
+    ]
+    assert point.quantile(level)[:, 0, 0].tolist() == [1.0] * 4

@@ -183,3 +183,9 @@ def test_bounds_of_rows_are_those_of_each_alone(of: Transform) -> None:
                 whole, own = getattr(one, name)(y)[k, n], getattr(alone, name)(y)[k, n]
                 assert float(whole) == pytest.approx(float(own), abs=1e-12)
             assert torch.equal(one.quantile(level)[:, k, n], alone.quantile(level)[:, k, n])
+
+
+def test_between_bounds_that_are_one_there_is_nothing_else() -> None:
+    end = torch.tensor([0.5], dtype=F64)
+    one = TransformedMixture(normal(0.7, 1.0), Transform("log1p"), torch.zeros(1).double(), end + 0.5, end, end)
+    assert one.log_prob(end.view(1, 1)).item() == 0.0
