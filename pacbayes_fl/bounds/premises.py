@@ -111,6 +111,7 @@ class Provenance:
         """Check the values."""
         if self.source not in get_args(Source):
             raise AssumptionError(f"source must be one of {', '.join(get_args(Source))}, got {self.source!r}")
+        _declared("simulated", self.simulated)
         if not self.private:
             for name, value in (("epsilon", self.epsilon), ("delta", self.delta or None)):
                 if value is not None:
@@ -197,6 +198,8 @@ class Premises:
             value = getattr(self, name)
             if value not in get_args(kind):
                 raise AssumptionError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}")
+        for name in ("independent", "drawn_clients"):
+            _declared(name, getattr(self, name))
         if self.tried is not None:
             whole("tried", self.tried)
 
@@ -232,6 +235,12 @@ class Premises:
         if self.predictor == "point estimate":
             reasons.append("the bound is on draws from the posterior, not on a point estimate")
         return tuple(reasons)
+
+
+def _declared(name: str, value: object) -> None:
+    """Refuse what is neither True nor False: every word counts as true, "no" among them."""
+    if not isinstance(value, bool):
+        raise AssumptionError(f"{name} must be True or False, got {value!r}", hint="True declares it, on your word")
 
 
 def not_of_fixed(premises: Premises) -> tuple[str, ...]:

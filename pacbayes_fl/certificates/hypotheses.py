@@ -13,13 +13,14 @@ import numpy as np
 import pyro
 import torch
 from pyro import poutine
+from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, kl_divergence
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import vector_to_parameters
 
 from pacbayes_fl.bounds import discrete_kl, full_gaussian_kl
-from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.errors import AssumptionError, shown
 
 _VALUES = 64  # of a discrete site that are tried
 
@@ -76,8 +77,7 @@ def hypotheses_of(
     if prior is not None and callable(model) and callable(prior) and not hasattr(model, "predict"):
         return _guide(model, prior, inputs)
     if prior is not None:
-        what = f"how a {type(model).__name__} is drawn from, and its KL divergence from the prior, are not known"
-        raise AssumptionError(what, hint="give sample and kl; or leave the prior out for a predictor that is fixed")
+        raise _not_known(model)
     classes = _classes(model)
     return Hypotheses(None, [(1.0, predictor(model, by_label, classes))], 0.0, classes)
 
@@ -159,11 +159,21 @@ def _called(model: nn.Module, x: Any) -> Any:
         return model(x)
 
 
+def _not_known(model: Any) -> AssumptionError:
+    what = f"how a {type(model).__name__} is drawn from, and its KL divergence from the prior, are not known"
+    return AssumptionError(what, hint="give sample and kl; or leave the prior out for a predictor that is fixed")
+
+
 def _told(model: Any, prior: Any, sample: Any, kl: Any, by_label: bool) -> Hypotheses:
     """Take the sampler and the divergence from the caller; a module without a sampler draws whenever it is called."""
     if kl is None:
         raise AssumptionError("a sampler without a divergence certifies nothing", hint="kl = a number, or a function")
-    value = float(kl(model, prior) if callable(kl) else kl)
+    said = kl(model, prior) if callable(kl) else kl
+    try:
+        value = float(said)
+    except (TypeError, ValueError, RuntimeError) as error:
+        what = f"kl must be a number of nats, or a function of model and prior that gives it, got {shown(said)}"
+        raise AssumptionError(what, hint="of parts the divergences add up: their sum") from error
     if not 0.0 <= value < math.inf:
         raise AssumptionError(f"kl must be finite and at least 0, got {value:g}")
     classes = _classes(model)
@@ -309,7 +319,15 @@ def _linear(coef: Any, intercept: float, x: Any) -> Any:
 
 def _guide(guide: Any, model: Any, inputs: Any) -> Hypotheses:
     """Take a Pyro guide over a program of inputs that observes one site; the KL divergence is that of its sites."""
-    values = [_guide_kl(model, inputs, drawn) for drawn in _draws_of(guide, inputs)]
+    try:
+        traces = [*_draws_of(guide, inputs)]
+    except (TypeError, ValueError, RuntimeError) as error:
+        if isinstance(guide, nn.Module) and not isinstance(guide, PyroModule):  # a network, for which this is no input
+            raise _not_known(guide) from error
+        raise
+    if not any(site["type"] == "sample" and not _is_plate(site) for site in traces[0].nodes.values()):
+        raise _not_known(guide)
+    values = [_guide_kl(model, inputs, drawn) for drawn in traces]
     if max(values) - min(values) > 1e-6 * (1.0 + abs(values[0])):
         what = "the guide's sites, or the program's, depend on each other: their KL divergences vary from draw to draw"
         raise AssumptionError(what, hint="give sample and kl of the guide as a whole")

@@ -11,17 +11,23 @@ from torch import Tensor
 
 from pacbayes_fl import bounds
 from pacbayes_fl.bounds import Bound, BoundedLoss, Certificate, MonteCarlo, Premises, Provenance, ZeroOne
-from pacbayes_fl.bounds.checks import in_declared_range
+from pacbayes_fl.bounds.checks import in_declared_range, whole
 from pacbayes_fl.bounds.holdout import of_losses
 from pacbayes_fl.bounds.premises import Source
 from pacbayes_fl.bounds.table import DEFAULT
 from pacbayes_fl.certificates.hypotheses import Hypotheses, Predict, hypotheses_of, outputs_of
 from pacbayes_fl.certificates.repeats import Repeats, largest_variance
 from pacbayes_fl.certificates.request import loss_of
-from pacbayes_fl.errors import AssumptionError, ShapeError
+from pacbayes_fl.errors import AssumptionError, ShapeError, shown
 
 _MEASURED = ("risk", "variance", "kl", "n", "beta"), ("losses", "risk", "n")
 """Numbers that bounds can have of a posterior, and of one predictor."""
+
+_AS_LABELS = "floats are numbers to be predicted; labels are whole numbers or words: rows=(inputs, targets.astype(int))"
+_TWO_SCORES = (
+    "of one logit a row give two scores, torch.stack((torch.zeros_like(logit), logit), -1); in place of Bernoulli a"
+    " program observes Categorical(logits=...) of these"
+)
 
 
 def certify_model(
@@ -171,7 +177,10 @@ def _checked(rows: tuple[Any, Any] | None, loss: BoundedLoss | str | None) -> tu
     """Take inputs and targets, and the loss of their task where none is given."""
     if rows is None:
         raise AssumptionError("rows must be given: inputs and targets that the prior has not seen")
-    inputs, targets = rows[0], np.asarray(rows[1].detach().cpu() if isinstance(rows[1], Tensor) else rows[1])
+    if not hasattr(inputs := rows[0], "__len__") or hasattr(inputs, "toarray") or getattr(inputs, "is_sparse", False):
+        what = f"the inputs in rows must be an array, a tensor or a list with a row each, got a {type(inputs).__name__}"
+        raise AssumptionError(what, hint="inputs.toarray() or .to_dense() of a sparse table, list(inputs) of others")
+    targets = np.asarray(rows[1].detach().cpu() if isinstance(rows[1], Tensor) else rows[1])
     if len(inputs) != len(targets) or not len(targets) or targets.ndim != 1:
         raise ShapeError(f"rows must be as many inputs as targets, got {len(inputs)} and targets {targets.shape}")
     labels = not np.issubdtype(targets.dtype, np.floating)
@@ -179,16 +188,16 @@ def _checked(rows: tuple[Any, Any] | None, loss: BoundedLoss | str | None) -> tu
     chosen = chosen or (ZeroOne() if labels else bounds.SaturatingSquare())
     numbers, own = hasattr(chosen, "expected"), type(chosen) not in bounds.LOSSES.values()
     if numbers if labels else not (numbers or own):  # of a loss of the caller's own nobody but them knows
-        raise AssumptionError(f"{chosen.name} is not for {'labels' if labels else 'real targets'}")
+        what = f"{chosen.name} is not for {'labels' if labels else 'real targets'}, got targets of type {targets.dtype}"
+        raise AssumptionError(what, hint="'saturating-square' is for targets that are floats" if labels else _AS_LABELS)
     return inputs, targets, chosen
 
 
 def _weighed(known: Hypotheses, draws: int, generator: torch.Generator) -> Any:
+    draws = int(whole("draws", draws))
     if known.draw is None:
         yield from known.listed or ()
         return
-    if draws < 1:
-        raise AssumptionError(f"draws must be at least 1, got {draws}")
     for one in known.draw(draws, generator):
         yield 1.0 / draws, one
 
@@ -196,10 +205,14 @@ def _weighed(known: Hypotheses, draws: int, generator: torch.Generator) -> Any:
 def _indexed(targets: Any, classes: Any) -> Tensor:
     """Take labels as places in the order of the scores; -1 for one that the model does not know, which is an error."""
     if np.issubdtype(targets.dtype, np.floating):
+        if classes is not None:
+            what = f"the model is a classifier, whose labels are {shown(classes)}, got targets of type {targets.dtype}"
+            raise AssumptionError(what, hint=_AS_LABELS)
         return torch.from_numpy(targets.astype(np.float64))
     if classes is None:
         if not np.issubdtype(targets.dtype, np.integer) and targets.dtype != np.bool_:
-            raise AssumptionError(f"labels must be whole numbers 0, 1, ..., got {targets.dtype}")
+            what = f"labels of a model that does not name its own must be whole numbers 0, 1, ..., got {targets.dtype}"
+            raise AssumptionError(what, hint="number them in the order of the model's scores")
         return torch.from_numpy(targets.astype(np.int64))
     place = {label: at for at, label in enumerate(np.asarray(classes).tolist())}
     return torch.tensor([place.get(label, -1) for label in targets.tolist()])
@@ -219,11 +232,17 @@ def _repeats(inputs: Any, targets: Any) -> Repeats:
 
 def _losses(one: Predict, inputs: Any, y: Tensor, loss: Any) -> Tensor:
     """Loss of one hypothesis on every row [n], float64."""
-    said = outputs_of(one(inputs)).cpu()
+    try:
+        said = outputs_of(one(inputs)).cpu()
+    except (ValueError, AttributeError) as error:
+        if type(error).__name__ != "NotFittedError":  # of scikit-learn, which need not be there
+            raise
+        what = f"the model must be fitted before it is certified: {str(error).partition('.')[0]}"
+        raise AssumptionError(what, hint="fit it on rows that are none of the bound's") from error
     if len(said) != len(y):
         raise ShapeError(f"the model gives {len(said)} predictions of {len(y)} rows")
     if y.is_floating_point() and said.dim() != 1:
-        raise ShapeError(f"predictions of real targets must be [n], got {list(said.shape)}")
+        raise ShapeError(f"predictions of real targets must be [n], got {list(said.shape)}", hint=_AS_LABELS)
     if said.dim() > 1:
         said = said.double().log_softmax(-1)
     missing = said.isnan().reshape(len(y), -1).any(1)
@@ -237,7 +256,8 @@ def _losses(one: Predict, inputs: Any, y: Tensor, loss: Any) -> Tensor:
         return in_declared_range(loss, loss(said.double(), y), torch.ones_like(y, dtype=torch.bool))
     if said.dim() == 1:
         if said.is_floating_point() and bool((said != said.round()).any()):
-            raise ShapeError("scores of labels must be [n, C], got one number a row")
+            what = f"scores of labels must be [n, C], got one number a row, such as {said[said != said.round()][0]:.3g}"
+            raise ShapeError(what, hint=_TWO_SCORES)
         if not isinstance(loss, ZeroOne):
             raise AssumptionError(f"{loss.name} needs probabilities, and the model gives labels alone")
         return (said.long() != y).double()

@@ -30,6 +30,9 @@ def test_nothing_said_is_nothing_certified() -> None:
 def test_what_cannot_be_is_refused() -> None:
     for build, what in (
         (lambda: Provenance("hearsay"), "source must be one of"),  # type: ignore[arg-type]
+        (lambda: Provenance("split", simulated="no"), "simulated must be True or False, got 'no'"),  # type: ignore[arg-type]
+        (lambda: Premises(independent="no"), "independent must be True or False, got 'no'"),  # type: ignore[arg-type]
+        (lambda: Premises(drawn_clients=1), "drawn_clients must be True or False, got 1"),  # type: ignore[arg-type]
         (lambda: Provenance("row-level DP"), "epsilon of a private prior"),
         (lambda: Provenance("row-level DP", math.inf), "epsilon of a private prior"),
         (lambda: Provenance("row-level DP", -0.1), "epsilon of a private prior"),

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyro
 import pytest
 import torch
-from scipy import stats
+from pyro import distributions
+from scipy import sparse, stats
 from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClassifier
 from sklearn.tree import DecisionTreeClassifier
 from torch import Tensor, nn
@@ -175,6 +177,64 @@ def test_without_premises_it_says_why_it_is_no_certificate() -> None:
 )
 def test_what_cannot_be_certified_is_refused(call: Any, error: type[PacBayesFLError], message: str) -> None:
     with pytest.raises(error, match=message):
+        call(LogisticRegression().fit(*data(50)))
+
+
+def program(x: Any) -> Any:
+    weight = pyro.sample("weight", distributions.Normal(torch.zeros(2), 1.0).to_event(1))
+    with pyro.plate("rows", len(x)):
+        return pyro.sample("label", distributions.Bernoulli(logits=torch.as_tensor(x).float() @ weight))
+
+
+def guide(x: Any) -> None:
+    pyro.sample("weight", distributions.Normal(torch.ones(2), 0.5).to_event(1))
+
+
+def as_floats(n: int) -> tuple[Any, Any]:
+    x, y = data(n)
+    return x, y.astype(float)
+
+
+def net() -> nn.Module:
+    return nn.Linear(2, 1)
+
+
+def refused(*given: Any, **more: Any) -> Any:
+    """Certify the fitted classifier that comes, or another model, on nine rows unless others are given."""
+    return lambda m: certify_model(*(given or (m,)), **({"rows": data(9), **FINE} | more))
+
+
+X, Y = data(9)
+UNKNOWN = r"how a Linear is drawn from, .*, are not known \(give sample and kl; or leave the prior out"
+ONE_LOGIT = r"scores of labels must be \[n, C\], got one number a row, such as .* \(of one logit a row give two scores"
+FLOATS = r"got targets of type float64 \(floats are .*: rows=\(inputs, targets.astype\(int\)\)"
+UNFITTED = r"the model must be fitted before .*: This LogisticRegression instance is not fitted yet \(fit it on"
+SPARSE = r"the inputs in rows must be an array, a tensor or a list with a row each, got a {} \(inputs.toarray\(\)"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (refused(rows=as_floats(9)), rf"is a classifier, whose labels are \[0, 1\], {FLOATS}"),
+        (refused(rows=as_floats(9), loss="0-1"), rf"0-1 loss is not for real targets, {FLOATS}"),
+        (refused(np.atleast_2d, rows=as_floats(9)), r"real targets must be \[n\], got \[9, 2\] \(floats are numbers"),
+        (refused(guide, program, draws=3), ONE_LOGIT),
+        (refused(net()), ONE_LOGIT),
+        (refused(LogisticRegression()), UNFITTED),
+        (refused([LogisticRegression()]), UNFITTED),
+        (refused(sample=lambda g: LogisticRegression(), kl=1.0), UNFITTED),
+        (refused(net(), net()), UNKNOWN),
+        (refused(net(), net(), rows=(torch.zeros(9, 2), Y)), UNKNOWN),
+        (refused(rows=(sparse.csr_matrix(X), Y)), SPARSE.format("csr_matrix")),
+        (refused(rows=(sparse.csr_array(X), Y)), SPARSE.format("csr_array")),
+        (refused(rows=(iter([1.0]), [0])), SPARSE.format("list_iterator")),
+        (refused(draws=1.5), "draws must be at least 1 and a whole number, got 1.5"),
+        (refused(kl=lambda q, p: None), r"kl must be a number of nats, .*, got None \("),
+        (refused(independent="no"), r"independent must be True or False, got 'no' \("),
+    ],
+)
+def test_what_is_refused_is_told_what_to_do(call: Any, message: str) -> None:
+    with pytest.raises(PacBayesFLError, match=message):
         call(LogisticRegression().fit(*data(50)))
 
 
