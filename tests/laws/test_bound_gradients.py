@@ -20,7 +20,7 @@ from pacbayes_fl.bounds import BOUNDS, MonteCarlo, Premises, Provenance, Saturat
 from pacbayes_fl.bounds import divergence as divergences
 from pacbayes_fl.bounds import kl_inverse as inverses
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.errors import AssumptionError, ShapeError
 from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.posteriors.functions.gaussian_process import condition
 
@@ -171,7 +171,7 @@ def test_the_pooled_bound_has_the_slopes_of_its_values(name: str, drawn: bool) -
     assert all(bool(slope.isfinite().all()) for slope in slopes(value, 0 * CLIENT["risk"], CLIENT["kl"], numbers(0.05)))
 
 
-# every argument a tensor, all of them broadcast ---------------------------------------------------------------------
+# every argument a tensor, all of them of one shape -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("private", "drawn"), [(False, True), (True, False)])
@@ -180,18 +180,20 @@ def test_tensors_of_any_shape_are_the_loop_over_their_numbers(name: str, private
     premises = dataclasses.replace(PRIVATE if private else FINE, tried=2)
     shapes = {"risk": (4, 1, 1), "kl": (1, 4, 1), "beta": (4, 1, 1), "log_z": (1, 4, 1), "delta": (1, 1, 4)}
     shapes |= {"mc_delta": (1, 1, 4)} if drawn and BOUNDS[name].estimable else {}
-    given = {key: CLIENT[key].reshape(shape) for key, shape in shapes.items()}
-    given["log_z"] = given["log_z"].clamp_min(-2.0)
-    n = torch.tensor([50, 60, 70, 4000]).reshape(1, 1, 4)
-    together = client_bound(name, given, n, premises)
-    expand = {key: value.expand(4, 4, 4) for key, value in given.items()}
+    apart = {key: CLIENT[key].reshape(shape) for key, shape in shapes.items()}
+    apart["log_z"] = apart["log_z"].clamp_min(-2.0)
+    expand = {key: value.expand(4, 4, 4) for key, value in apart.items()}
+    n = torch.tensor([50, 60, 70, 4000]).expand(4, 4, 4)
+    together = client_bound(name, expand, n, premises)
+    with pytest.raises(ShapeError, match=r"must be one number \[\] or one a client, \[.*\] as .* is, got \["):
+        client_bound(name, apart, n, premises)
     loop = torch.stack(
         [
-            client_bound(name, {key: each[i, j, k].item() for key, each in expand.items()}, int(n[0, 0, k]), premises)  # type: ignore[misc, arg-type]
+            client_bound(name, {key: each[i, j, k].item() for key, each in expand.items()}, int(n[i, j, k]), premises)  # type: ignore[misc, arg-type]
             for i, j, k in torch.cartesian_prod(*[torch.arange(4)] * 3).tolist()[::7]
         ]
     )
-    torch.testing.assert_close(together.expand(4, 4, 4).flatten()[::7], loop, rtol=1e-12, atol=0)
+    torch.testing.assert_close(together.flatten()[::7], loop, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("name", [name for name in SERVER_BOUNDS if "free_energy" in BOUNDS[name].needs])

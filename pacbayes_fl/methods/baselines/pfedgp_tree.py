@@ -93,7 +93,7 @@ class PFedGPTree(Stateless):
         """Closed forms and quadrature: nothing is drawn."""
         return {
             "draws": 1,
-            "average": "over functions by Gauss-Hermite quadrature; mean_weights: at the mean functions",
+            "average": "over functions by quadrature; mean_weights: at the mean functions",
             "inference": "Polya-Gamma mean field of a Gaussian process at every node of the client's tree of classes",
         }
 
