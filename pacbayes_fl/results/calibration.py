@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Final, NamedTuple, Protocol
 from pacbayes_fl import files, names
 from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.results.client_rows import GROUPS, ClientRows
+from pacbayes_fl.results.metrics import COVERAGE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -328,7 +329,7 @@ def too_seldom(results: Sequence[Result]) -> list[str]:
     lines = []
     for method in dict.fromkeys(result.method for result in results):
         for group in GROUPS:
-            own = [result.rows.column(group, "coverage_95") for result in results if result.method == method]
+            own = [result.rows.column(group, COVERAGE) for result in results if result.method == method]
             known = [share for shares in own for share in shares if math.isfinite(share)]
             if known and (mean := sum(known) / len(known)) < _SELDOM:
                 what = f"95 % intervals of {method} hold for {mean:.0%} of the test rows of {group} clients"

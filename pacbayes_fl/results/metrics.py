@@ -32,6 +32,7 @@ PARTS: Final = MappingProxyType({**MODELS, MEAN_WEIGHTS: "at the mean weights", 
 PLAIN, RAW = "{}", "{}_raw"
 ALL_MODELS: Final = tuple(f"{model}.{{}}" for model in MODELS)
 CALIBRATION_ERROR: Final = "ce"  # between levels and the shares of rows below them
+COVERAGE: Final = "coverage_95"  # of the intervals that a run keeps
 DIVIDES_BY_SPREAD: Final = "rsmse"  # of a client's test targets, of which a single one has none
 
 

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from pacbayes_fl.errors import PrivacyError
+from pacbayes_fl.errors import CheckpointError, PrivacyError, StudyError
 from pacbayes_fl.privacy.accounting import Budget
 from pacbayes_fl.privacy.ledger import Ledger
-from pacbayes_fl.results import records as results
 from pacbayes_fl.study import check, release, residuals, run, scaling
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
@@ -72,13 +71,13 @@ def test_a_private_run_scales_across_clients_and_gives_newcomers_the_same(
     assert isinstance(mine, Prediction) and isinstance(theirs, Prediction) and torch.equal(mine.mean, theirs.mean)
 
 
-@pytest.mark.parametrize("stage", ["before the folder", "before the first checkpoint", "after a round"])
+@pytest.mark.parametrize("stage", ["before the scaling", "before the first checkpoint", "after a round"])
 def test_a_crash_at_any_stage_neither_draws_nor_pays_again(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     one, folder = study(table), tmp_path / "run"
     run.run(one, tmp_path / "whole")
-    name, at = {"before the folder": ("open", 1), "before the first checkpoint": ("save", 1)}.get(stage, ("save", 2))
+    name, at = {"before the scaling": ("open", 1), "before the first checkpoint": ("save", 1)}.get(stage, ("save", 2))
     real, calls = getattr(RunFolder, name), [0]
 
     def crashing(*given: Any) -> Any:
@@ -93,7 +92,7 @@ def test_a_crash_at_any_stage_neither_draws_nor_pays_again(
     monkeypatch.undo()
     assert paid(folder)[:1] == [scaling.MESSAGE]
     first = (folder / "release_scaling.safetensors").read_bytes()
-    run.run(one, folder, resume=stage != "before the folder")
+    run.run(one, folder, resume=True)
     assert paid(folder) == [scaling.MESSAGE, "round", "round"]
     assert (folder / "release_scaling.safetensors").read_bytes() == first
     assert_same_results(folder, tmp_path / "whole")
@@ -118,8 +117,10 @@ def test_a_hostile_client_moves_the_release_by_no_more_than_its_share(tmp_path: 
     assert bool((shared.std < 8.0).all()) and bool((shared.mean.abs() <= 8.0).all())
 
 
-def test_other_ranges_are_another_message(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that a crash has ended before it had a folder, begun anew with other ranges, pays for its moments."""
+def test_other_ranges_do_not_go_on_with_moments_that_were_paid_for(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash before the first round leaves a run, of which both the study and the release are known."""
 
     def crashing(*_: object) -> None:
         raise KeyboardInterrupt
@@ -128,8 +129,9 @@ def test_other_ranges_are_another_message(table: Path, tmp_path: Path, monkeypat
     with pytest.raises(KeyboardInterrupt):
         run.run(study(table), tmp_path / "run")
     monkeypatch.undo()
-    with pytest.warns(UserWarning, match="the run ends before its last round"):  # both were seen
-        result = run.run(study(table, "shrunk", "data.ranges.y=[-9, 9]"), tmp_path / "run")
-    assert paid(tmp_path / "run") == [scaling.MESSAGE] * 2 + ["round"]
-    assert result.labels["privacy"]["epsilon_if_noise_were_secret"] <= 50 * (1 + 1e-9)
-    assert results.load(tmp_path / "run").labels["privacy"] == result.labels["privacy"]
+    other = study(table, "shrunk", "data.ranges.y=[-9, 9]")
+    with pytest.raises(StudyError, match="holds a run already"):
+        run.run(other, tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"data\.ranges\.y"):
+        run.run(other, tmp_path / "run", resume=True)
+    assert paid(tmp_path / "run") == [scaling.MESSAGE]
