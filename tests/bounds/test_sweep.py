@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from pacbayes_fl import bounds
 from pacbayes_fl.bounds import (
     BOUNDS,
-    LossRange,
     MonteCarlo,
     Premises,
     Provenance,
-    UnboundedLoss,
     ZeroOne,
     laws,
     rows_needed,
@@ -78,8 +77,12 @@ def test_only_rows_with_a_certificate_are_enough() -> None:
         ("seeger", {"predictor": "fixed predictor"}, "for a fixed predictor take a hold-out bound"),
         ("seeger", {"independent": False}, "the rows were not declared independent"),
         ("one-draw", {"predictor": "majority vote"}, "the bound is on one hypothesis drawn"),
-        ("tandem", {"loss": LossRange("cost", 0.0, 1.0)}, "a vote has errors, and cost is no 0-1 loss"),
-        ("holdout-binomial", {"loss": LossRange("cost", 0.0, 1.0)}, "errors are counted, and cost is no 0-1 loss"),
+        ("tandem", {"loss": bounds.LossRange("cost", 0.0, 1.0)}, "a vote has errors, and cost is no 0-1 loss"),
+        (
+            "holdout-binomial",
+            {"loss": bounds.LossRange("cost", 0.0, 1.0)},
+            "errors are counted, and cost is no 0-1 loss",
+        ),
         ("gibbs", {}, r"eq. \(6\) is for the exact Gibbs posterior"),
     ],
 )
@@ -106,7 +109,7 @@ def test_rows_are_counted_from_where_a_bound_is_defined() -> None:
     n = rows_needed(0.5, "seeger", **AT, monte_carlo=drawn)
     assert n == 2000 and sweep("seeger", n=float(n), **AT, monte_carlo=drawn).values <= 0.5
     assert rows_needed(0.12, "seeger", **AT, monte_carlo=drawn) > 2000
-    loss: dict[str, Any] = {"delta": 0.05, "premises": replace(FINE, loss=UnboundedLoss("nlpd"))}
+    loss: dict[str, Any] = {"delta": 0.05, "premises": replace(FINE, loss=bounds.UnboundedLoss("nlpd"))}
     numbers = {"risk": -3.0, "kl": 2.0, "beta": 10.0, "variance_factor": 1.0, "scale": 1.0}
     n = rows_needed(-2.0, "sub-gamma", **loss, **numbers)
     around = sweep("sub-gamma", n=[n - 1.0, float(n)], **loss, **numbers).values.tolist()
@@ -144,7 +147,7 @@ def test_targets_out_of_reach_are_refused_with_what_there_is() -> None:
         rows_needed(0.09, **AT)
     with pytest.raises(AssumptionError, match="target must be finite, at least 0 and at most 1"):
         rows_needed(1.5, **AT)
-    wide = Premises(Provenance("split"), independent=True, loss=LossRange("l", 0.0, 10.0))
+    wide = Premises(Provenance("split"), independent=True, loss=bounds.LossRange("l", 0.0, 10.0))
     assert rows_needed(1.5, risk=0.9, kl=1.4, delta=0.05, premises=wide) == rows_needed(0.15, **AT)
     assert rows_needed(1.0, **AT) == 1
 
