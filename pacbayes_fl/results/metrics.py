@@ -31,8 +31,7 @@ PARTS: Final = MappingProxyType({**MODELS, MEAN_WEIGHTS: "at the mean weights", 
 
 PLAIN, RAW = "{}", "{}_raw"
 ALL_MODELS: Final = tuple(f"{model}.{{}}" for model in MODELS)
-CALIBRATION_ERROR: Final = "ce"  # between levels and the shares of rows below them
-COVERAGE: Final = "coverage_95"  # of the intervals that a run keeps
+CALIBRATION_ERROR, COVERAGE = "ce", "coverage_95"  # of shares of rows below levels, and in the intervals of a run
 DIVIDES_BY_SPREAD: Final = "rsmse"  # of a client's test targets, of which a single one has none
 
 
@@ -231,7 +230,7 @@ _ROWS = (
         comparison=(PLAIN,),
     ),
     Metric(
-        name="coverage_95",
+        name=COVERAGE,
         label="coverage of the 95 % interval",
         unit="",
         function=f"{_CALIBRATION}:interval_coverage",
