@@ -23,6 +23,7 @@ from pacbayes_fl.privacy.accounting import Budget
 from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.results import records as results
 from pacbayes_fl.study import release, run
+from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.predict import join
 from tests.leaks import leaks
 from tests.tiny import learnable, on_csv, quick, rows, tiny, write_csv
@@ -47,6 +48,13 @@ def newcomers(path: Path, seed: int = 5, name: str = "pac-pfl") -> Path:
     return write_csv(path, [{key: value for key, value in row.items() if key != "group"} for row in table])
 
 
+def released(study: Study, where: Path) -> Path:
+    """Return the folder of a release of another run of a study, whose noise is another where it is private."""
+    run.run(study, where / "run")
+    release.release(where / "run", where / "out")
+    return where / "out"
+
+
 @pytest.fixture(scope="module")
 def table_of(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_csv(tmp_path_factory.mktemp("data") / "hospital_secret.csv", rows(3))
@@ -63,7 +71,8 @@ def test_nothing_of_a_client_is_in_a_release_and_it_is_enough_to_join(tmp_path: 
     try:
         run.run(secret, folder)
     except PrivacyError:
-        run.run(one, folder)
+        secret = one
+        run.run(secret, folder)
     holds = METHODS[name].method.server_holds
     if not METHODS[name].federated or holds is not None:
         words = "is given the clients' rows" if holds is None else f"the server of {name} holds {holds}, which"
@@ -74,9 +83,23 @@ def test_nothing_of_a_client_is_in_a_release_and_it_is_enough_to_join(tmp_path: 
     trained = run.open_run(folder)
     release.release(folder, out)
     assert leaks(folder, trained.dataset), "the search finds nothing where there is something"
-    assert leaks(out, trained.dataset) == []
+    assert leaks(out, trained.dataset, again=lambda: released(secret, tmp_path / "again")) == []
     path = newcomers(tmp_path / "later.csv", name=name)
     assert_same_predictions(join(trained, path), join(release.open_release(out), path))
+
+
+def test_a_number_that_stands_in_one_draw_of_the_noise_alone_is_chance(table_of: Path, tmp_path: Path) -> None:
+    run.run(on_csv(table_of, "federation.rounds=1"), tmp_path / "run")
+    dataset = run.open_run(tmp_path / "run").dataset
+    batch = dataset.groups["existing"].train
+    number = batch.y[0, batch.mask[0]][0].numpy().astype("<f4").tobytes()
+    folders = [tmp_path / name for name in ("one", "other", "without")]
+    for folder, content in zip(folders, (number, b"noise" + number, b"noise"), strict=True):
+        folder.mkdir()
+        (folder / "server.safetensors").write_bytes(content)
+    one, other, without = folders
+    assert leaks(one, dataset) == leaks(one, dataset, lambda: other) == [("number", "server.safetensors")]
+    assert leaks(one, dataset, lambda: without) == [] == leaks(without, dataset)
 
 
 def assert_same_predictions(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
@@ -126,7 +149,7 @@ def test_whatever_the_rows_come_from(tmp_path: Path, source: str) -> None:
     words = release.release(folder, out)
     assert "the guarantee of the run covers it" in words
     trained = run.open_run(folder)
-    assert leaks(out, trained.dataset) == []
+    assert leaks(out, trained.dataset, again=lambda: released(one, tmp_path / "again")) == []
     everything = b"".join(path.read_bytes() for path in out.iterdir())
     for hidden in (str(tmp_path).encode(), b"mine", b"root", b"split_sha256", b"rsmse", b"accuracy"):
         assert hidden not in everything
