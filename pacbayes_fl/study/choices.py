@@ -43,6 +43,8 @@ tenth, particles that move by Adam are still where they were drawn, and too few 
 
 _SHARED: Final = (ROUNDS, TEMPERATURE)
 
+_NETWORKS: Final = frozenset(("mean_widths", "kernel_widths", "feature_dim"))
+
 FEW: Final = 100
 """Training rows of a client up to which the values that were looked at with 250 are not taken."""
 
@@ -181,8 +183,8 @@ def own_defaults(recipe: Recipe, table: JsonMapping) -> JsonTable:
     if private or certify.get("scheme") == "folds":
         return {}
     if rows is None:
-        return {**_own_rows(recipe, data.get("task"), _table(table, "model").get("likelihood"))}
-    own = _own_rows(recipe, "classification", None)
+        return {**_own_rows(recipe, data.get("task"), _table(table, "model"))}
+    own = _own_rows(recipe, "classification", {})
     return {
         part: {n: v for n, v in values.items() if part == "method" or f"{part}.{n}" == TEMPERATURE.key}
         for part, values in own.items()
@@ -220,7 +222,9 @@ def with_own_defaults(study: Whole) -> Whole:
     whole = cast(Any, study)
     if whole.privacy.epsilon is not None or whole.report.certify.scheme == "folds":
         return study
-    own = _own_rows(study.recipe, whole.data.task, getattr(whole.model, "likelihood", None))
+    usual = type(whole.model)()
+    stated = {name: value for name, value in vars(whole.model).items() if value != getattr(usual, name)}
+    own = _own_rows(study.recipe, whole.data.task, stated)
     for part, values in own.items():
         options = part == "method"
         holder = whole.method.options if options else getattr(whole, part)
@@ -231,11 +235,13 @@ def with_own_defaults(study: Whole) -> Whole:
     return cast(Whole, whole)
 
 
-def _own_rows(recipe: Recipe, task: object, likelihood: object) -> dict[str, dict[str, object]]:
-    """Defaults on rows of one's own by part, without those of [model] that are not for such a study."""
+def _own_rows(recipe: Recipe, task: object, model: JsonMapping) -> dict[str, dict[str, object]]:
+    """Defaults on rows of one's own by part, without those of [model] that are not for a study with such a table."""
     idle = set() if task == "classification" else {"temperature"}
-    if likelihood == "student-t":  # which says itself what shape errors have
+    if model.get("likelihood") == "student-t":  # which says itself what shape errors have
         idle.add("residuals")
+    if model.get("linear") == "none" or not _NETWORKS.isdisjoint(model):  # nothing beside them, or asked for
+        idle.add("networks")
     own = recipe.own_rows.items()
     return {part: {n: v for n, v in values.items() if part != "model" or n not in idle} for part, values in own}
 

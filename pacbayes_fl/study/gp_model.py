@@ -57,6 +57,9 @@ class GPModel:
         noise_spread: standard deviation of the noise network's weights, relative to that of the hyper-prior.
         linear_kernel: whether every client has slopes of its own, by a linear kernel beside the other whose scale is
             learned; "auto" is true where the mean has a linear term.
+        networks: whether mean and kernel have networks beside these linear parts. Without, the prior is that of a
+            regression with coefficients of every client's own around the federation's, whose spreads are learned: it
+            goes on beyond the training rows as it was there.
         likelihood: noise around the function: "gaussian", as in the paper, or "student-t", with heavier tails. The
             latter learns a lower bound of the evidence, and says itself what shape errors have, so that `residuals` and
             conformal intervals are not for it.
@@ -83,6 +86,7 @@ class GPModel:
     noise_widths: Literal["constant", "held-out"] | tuple[int, ...] = option("constant", low=1)
     noise_spread: float = option(0.5, above=0)
     linear_kernel: bool | Literal["auto", "held-out"] = "auto"
+    networks: bool | Literal["held-out"] = True
     likelihood: Literal["gaussian", "student-t"] = "gaussian"
     degrees_of_freedom: float | Literal["learned"] = option("learned", above=2, symbol="nu")
     residuals: Literal["gaussian", "mixture", "held-out"] = "gaussian"
@@ -106,13 +110,17 @@ class GPModel:
 
         Raises:
             PrivacyError: when a private run would start at sums of all clients' rows.
-            StudyError: when folds of clients would, or clients that are alone.
+            StudyError: when folds of clients would, or clients that are alone; when neither networks nor linear parts
+                are left.
         """
         if self.linear == "auto":
             start: Literal["none", "zero", "ridge"] = "zero" if private or folds else "ridge"
             return replace(self, linear=start if recipe.rounds else "none").settled(recipe, private, folds)
         if self.linear_kernel == "auto":
             return replace(self, linear_kernel=self.linear != "none").settled(recipe, private, folds)
+        if self.networks is not True and self.linear == "none" and not self.linear_kernel:
+            what = f"[model] networks = {self.networks!r} leaves no part of the prior that knows the inputs"
+            raise StudyError(what, hint="model.linear = 'zero' gives it linear parts")
         if self.linear == "ridge" and (private or folds or (recipe.federated and not recipe.rounds)):
             kind = PrivacyError if private else StudyError
             why = "folds of clients may not know of them" if folds else "clients of this method are alone"
@@ -145,8 +153,8 @@ class GPModel:
             start = LinearStart(torch.zeros(features, dtype=torch.float64), 0.0, self.noise_std)
         return DeepKernelGP(
             features,
-            None if self.mean_widths == "zero" else self.mean_widths,
-            self.kernel_widths,
+            self.mean_widths if self.networks and self.mean_widths != "zero" else None,
+            self.kernel_widths if self.networks else None,
             self.feature_dim,
             self.learn_lengthscale,
             self.learn_outputscale,
@@ -168,8 +176,10 @@ class GPModel:
         Returns:
             Their number.
         """
-        widths = [(inputs, *part, 1) for part in (self.mean_widths, self.noise_widths) if not isinstance(part, str)]
-        weights = sum(map(fully_connected, [*widths, (inputs, *self.kernel_widths, self.feature_dim)]))
+        parts = (self.mean_widths, self.noise_widths) if self.networks else (self.noise_widths,)
+        widths = [(inputs, *part, 1) for part in parts if not isinstance(part, str)]
+        widths += [(inputs, *self.kernel_widths, self.feature_dim)] * bool(self.networks)
+        weights = sum(map(fully_connected, widths))
         weights += 0 if self.linear == "none" else inputs + 2  # of the linear term, its bias and the outputscale
         weights += self._has_linear_kernel + (self.likelihood == "student-t" and self.degrees_of_freedom == "learned")
         return ModelSize(weights, "model.mean_widths, model.kernel_widths, model.noise_widths or model.feature_dim")

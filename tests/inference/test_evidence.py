@@ -53,6 +53,7 @@ def models() -> dict[str, FunctionModel]:
         "noise network": DeepKernelGP(FEATURES, (8,), (8,), noise_widths=(4,)),
         "all of it": DeepKernelGP(FEATURES, None, (8,), linear=START, noise_widths=(), linear_kernel=True),
         "slow": DeepKernelGP(FEATURES, (8,), (8,), learn_lengthscale=True, noise_widths=(4,), linear_kernel=True),
+        "no networks": DeepKernelGP(FEATURES, None, None, linear=START, linear_kernel=True),
         "linear kernel": DeepKernelGP(FEATURES, (8,), (8,), linear_kernel=True),
         "matern": GPyTorchPrior(gpytorch.means.LinearMean(FEATURES), matern, FEATURES),
         "fixed mean": GPyTorchPrior(gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel(), FEATURES),

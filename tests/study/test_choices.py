@@ -23,8 +23,8 @@ OWN = {"data": {"source": "mine.csv"}}
 @pytest.mark.parametrize(
     ("name", "others"),
     [
-        ("pac-pfl", ["data.scale", "model.noise_widths", "hyper_prior_std"]),
-        ("pfedgp", ["init_std", "data.scale", "model.noise_widths"]),
+        ("pac-pfl", ["model.networks", "data.scale", "model.noise_widths", "hyper_prior_std"]),
+        ("pfedgp", ["model.networks", "init_std", "data.scale", "model.noise_widths"]),
     ],
 )
 def test_a_file_of_ones_own_leaves_the_number_of_rounds_open(name: str, others: list[str]) -> None:
@@ -33,6 +33,28 @@ def test_a_file_of_ones_own_leaves_the_number_of_rounds_open(name: str, others: 
     assert study.federation.rounds == study.data.scale == "held-out"
     assert study.plan.rounds == max(candidates(study, ROUNDS)), "as many as can be, until it is chosen"
     assert with_value(study, ROUNDS, 25).plan.rounds == 25
+
+
+@pytest.mark.parametrize(
+    ("model", "networks"),
+    [
+        ({}, "held-out"),
+        ({"noise_widths": [8], "likelihood": "student-t"}, "held-out"),
+        ({"networks": True}, True),
+        ({"networks": False}, False),
+        ({"linear": "none"}, True),
+        ({"mean_widths": "zero"}, True),
+        ({"kernel_widths": [8]}, True),
+        ({"feature_dim": 3}, True),
+    ],
+)
+@pytest.mark.parametrize("name", ["pac-pfl", "pfedgp"])
+def test_networks_are_open_where_nothing_is_said_of_them(name: str, model: dict[str, Any], networks: object) -> None:
+    study = Study.from_table({**OWN, "method": {"name": name}, "model": model})
+    assert getattr(study.model, "networks", None) == networks
+    assert getattr(Study.from_table({"method": {"name": name}, "model": model}).model, "networks", None) != "held-out"
+    program = Study.from_table({"method": {"name": name}, "model": model})
+    assert getattr(choices.with_own_defaults(program).model, "networks", None) == networks
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
+from torch.distributions import MultivariateNormal
+from torch.nn.functional import softplus
 
+from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.inference.evidence import particle_evidence
+from pacbayes_fl.models.functions.deep_kernel_gp import LINEAR, OUTPUTSCALE, SLOPES
 from pacbayes_fl.models.inducing import AUTO, Inducing
 from pacbayes_fl.models.likelihoods import Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
@@ -19,6 +26,10 @@ from pacbayes_fl.study.prepare import prepare
 from tests.tiny import tiny
 
 
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+
+
 def test_weights_are_counted_before_a_prior_is_made() -> None:
     mean, kernel = (5 + 1) * 4 + (4 + 1), (5 + 1) * 6 + (6 + 1) * 3 + (3 + 1) * 2
     assert GPModel((4,), (6, 3), 2, linear="none").size(5, None).weights == mean + kernel
@@ -28,12 +39,39 @@ def test_weights_are_counted_before_a_prior_is_made() -> None:
     assert fewer.size(5, None).weights == mean + kernel + 5 + 1 + 1 == fewer.build((5,)).dim - 1
     noisy = GPModel((4,), (6, 3), 2, linear="none", noise_widths=(3,), noise_spread=0.25, linear_kernel=True)
     assert noisy.size(5, None).weights == mean + kernel + (5 + 1) * 3 + (3 + 1) + 1 == noisy.build((5,)).dim - 1
+    lines = GPModel((4,), (6, 3), 2, linear="zero", networks=False)
+    assert lines.size(5, None).weights == 5 + 1 + 1 + 1 == lines.build((5,)).dim - 1
     heavy = GPModel((4,), (6, 3), 2, linear="none", likelihood="student-t")
     assert heavy.size(5, None).weights == mean + kernel + 1 == heavy.build((5,)).dim - 1
     fixed = GPModel((4,), (6, 3), 2, linear="none", likelihood="student-t", degrees_of_freedom=3.0)
     assert fixed.size(5, None).weights == mean + kernel == fixed.build((5,)).dim - 1
     spreads = noisy.build((5,)).spreads()
     assert spreads is not None and spreads.prior[1] == 0.25  # the first weight of the noise network
+
+
+@pytest.mark.parametrize("word", ["false", "held-out"])
+def test_a_prior_without_networks_needs_linear_parts(word: str) -> None:
+    for parts in ("model.linear=zero", "model.linear_kernel=true"):
+        assert tiny(f"model.networks={word}", "model.linear=none", parts).model.networks is not True
+    with pytest.raises(StudyError, match=r"\[model\] networks = .* leaves no part of the prior that knows the inputs"):
+        tiny(f"model.networks={word}", "model.linear=none")
+
+
+def test_a_prior_without_networks_is_a_regression_with_coefficients_of_clients_own() -> None:
+    """Its evidence is that of y = X1 (w + u) + a + e, with u ~ N(0, s^2 I) and a ~ N(0, outputscale)."""
+    model = GPModel(linear="zero", networks=False).build((2,))
+    batch = ClientBatch.pad([(draw(6, 2), draw(6)), (draw(3, 2), draw(3))])
+    theta = model.location() + 0.5 * draw(3, model.dim)
+    found = particle_evidence(model, theta, batch)
+    for client, count in enumerate((6, 3)):
+        x = torch.cat((batch.x[client, :count], torch.ones(count, 1, dtype=torch.float64)), 1)
+        for p, one in enumerate(theta):
+            named = {name: value.reshape(-1) for name, value in model.unflatten(one).items()}
+            spread, own = softplus(named[OUTPUTSCALE]), named[SLOPES] ** 2
+            std = softplus(named["raw_noise"])
+            covariance = own * x @ x.mT + spread + (std**2) * torch.eye(count, dtype=torch.float64)
+            exact = MultivariateNormal(x @ named[LINEAR], covariance).log_prob(batch.y[client, :count])
+            torch.testing.assert_close(found[client, p], exact, rtol=1e-9, atol=1e-9)
 
 
 def test_a_network_has_weights_and_biases() -> None:

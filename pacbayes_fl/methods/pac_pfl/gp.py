@@ -374,11 +374,12 @@ OWN_ROWS: Defaults = MappingProxyType(
     {
         "federation": MappingProxyType({"rounds": HELD_OUT}),
         "data": MappingProxyType({"scale": HELD_OUT}),
-        "model": MappingProxyType({"residuals": "mixture", "noise_widths": HELD_OUT}),
+        "model": MappingProxyType({"residuals": "mixture", "noise_widths": HELD_OUT, "networks": HELD_OUT}),
     }
 )
 """Of rows for which nobody has tuned anything, those that a federation was not given say how long it may train, in what
-units, and whether the noise depends on the inputs; residuals say what shape errors have."""
+units, whether the noise depends on the inputs and whether networks say more than lines; residuals say what shape errors
+have."""
 
 RATE = HeldOutChoice("rate", (1e-2, 3e-3), by_default=False, clients=True)
 """Of Adam."""
@@ -392,6 +393,10 @@ NOISE = HeldOutChoice(
     "noise_widths", ("constant", (16,)), by_default=False, table="model", clients=True, rounds=10, better="clearly"
 )
 """Whether it depends on the inputs: few rows show it in the first rounds, or not at all."""
+
+NETWORKS = HeldOutChoice("networks", (True, False), by_default=False, table="model", clients=True, better="clearly")
+"""Whether mean and kernel have them: they go on as they like beyond the training rows. First of the choices, as scales
+and noises that suit networks where they fail do not suit lines."""
 
 TRIALS = Trials(50)
 PRIOR = (
@@ -419,6 +424,7 @@ RECIPE = Recipe(
         **GP_SEARCH,
     },
     held_out=(
+        NETWORKS,
         SCALE,
         NOISE,
         HeldOutChoice("hyper_prior_std", (0.3, 1.0), by_default=False, clients=True, better="clearly"),

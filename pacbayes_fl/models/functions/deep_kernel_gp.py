@@ -87,16 +87,16 @@ class DeepKernel(Kernel):
     A linear kernel beside it, s^2 (x' x + 1), gives clients slopes of their own (Rasmussen and Williams, section 2.1).
 
     Args:
-        sizes: numbers of units from d inputs to the features.
+        sizes: numbers of units from d inputs to the features; None for the same feature of all inputs.
         base: kernel on the features.
         linear: whether there is a linear kernel.
     """
 
-    def __init__(self, sizes: Sequence[int], base: Kernel, linear: bool = False) -> None:
+    def __init__(self, sizes: Sequence[int] | None, base: Kernel, linear: bool = False) -> None:
         """Make the network, and the standard deviation of slopes s."""
         super().__init__()
         self.slope_std = nn.Parameter(torch.zeros((), dtype=torch.float64)) if linear else None
-        self.network = BatchedMLP(sizes)
+        self.network = None if sizes is None else BatchedMLP(sizes)
         self.base = base
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **_: object) -> Tensor:
@@ -111,12 +111,16 @@ class DeepKernel(Kernel):
         Returns:
             [*, N, M], or [*, N] with `diag`.
         """
-        kernel = self.base(self.network(x1), self.network(x2), diag=diag)
+        kernel = self.base(self._features(x1), self._features(x2), diag=diag)
         dense: Tensor = kernel if diag else kernel.to_dense()
         if self.slope_std is None:
             return dense
         products = (x1 * x2).sum(-1) if diag else (x1 @ x2.mT)
         return dense + self.slope_std.square().view(*self.slope_std.shape, *[1] * (1 if diag else 2)) * (products + 1.0)
+
+    def _features(self, x: Tensor) -> Tensor:
+        features: Tensor = torch.zeros_like(x[..., :1]) if self.network is None else self.network(x)
+        return features
 
 
 class DeepNoise(Likelihood):
@@ -176,7 +180,7 @@ class DeepKernelGP(FunctionModel):
     Args:
         input_dim: number of input features, d.
         mean_widths: hidden units of the mean network; None for a zero mean, () for a linear one.
-        kernel_widths: hidden units of the kernel network.
+        kernel_widths: hidden units of the kernel network; None for a constant kernel: offsets of clients' own.
         feature_dim: number of features that the kernel network gives.
         learn_lengthscale: make the lengthscale a hyper-parameter.
         learn_outputscale: make the outputscale a hyper-parameter.
@@ -200,7 +204,7 @@ class DeepKernelGP(FunctionModel):
         self,
         input_dim: int,
         mean_widths: Sequence[int] | None = (32, 32),
-        kernel_widths: Sequence[int] = (32, 32),
+        kernel_widths: Sequence[int] | None = (32, 32),
         feature_dim: int = 2,
         learn_lengthscale: bool = False,
         learn_outputscale: bool = False,
@@ -218,8 +222,8 @@ class DeepKernelGP(FunctionModel):
         base = RBFKernel().double()
         base.lengthscale = 1.0
         base.raw_lengthscale.requires_grad_(learn_lengthscale)
-        sizes, base = (input_dim, *kernel_widths, feature_dim), _Scaled(base) if scaled else base
-        kernel = DeepKernel(sizes, base, linear_kernel)
+        sizes = None if kernel_widths is None else (input_dim, *kernel_widths, feature_dim)
+        kernel = DeepKernel(sizes, _Scaled(base) if scaled else base, linear_kernel)
         mean = DeepMean(input_dim, mean_widths, linear is not None) if some else ZeroMean()
         std = noise_std if linear is None else linear.noise_std
         learned, self._dof = dof == "learned", None if isinstance(dof, str) else dof
@@ -320,10 +324,12 @@ class DeepKernelGP(FunctionModel):
             return features
         return features / softplus(self._definition.part(theta, self._lengthscale))
 
-    def _outputs(self, name: str, network: BatchedMLP, theta: Tensor, x: Tensor) -> Tensor:
-        """Outputs [K, P, N, *] of a network under theta [K, P, D] at x [K, N, d]."""
+    def _outputs(self, name: str, network: BatchedMLP | None, theta: Tensor, x: Tensor) -> Tensor:
+        """Outputs [K, P, N, *] of a network under theta [K, P, D] at x [K, N, d]; of no network one that is 0."""
         prefix = f"{name}.network."
         weights = {n.removeprefix(prefix): p for n, p in self.unflatten(theta).items() if n.startswith(prefix)}
+        if network is None:
+            return x.new_zeros(*theta.shape[:2], x.shape[1], 1)
         outputs: Tensor = functional_call(network, weights, (x.unsqueeze(1),))
         return outputs
 
@@ -345,27 +351,21 @@ class DeepKernelGP(FunctionModel):
 
     def bind(self, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
         """Mean and embedding as a function of x [K, N, d] for fixed theta [K, P, D]; see the base class."""
-        if len(theta) > 1 and theta.stride(0) == 0 and not theta.is_cuda:
-            return self._bind_shared(theta[0])
-        networks = self._networks(theta.flatten(0, 1))
-        mean, kernel, particles = networks.get("mean"), networks["kernel"], theta.shape[1]
+        shared = len(theta) > 1 and theta.stride(0) == 0 and not theta.is_cuda  # no copy of particles for every client
+        at, particles = theta[0] if shared else theta, theta.shape[1]
+        networks = self._networks(at if shared else at.flatten(0, 1))
 
-        def evaluate(x: Tensor) -> tuple[Tensor, Tensor | None]:
+        def outputs(part: str, x: Tensor) -> Tensor:
+            if part not in networks:
+                return x.new_zeros(len(x), particles, x.shape[1], 1)
+            if shared:
+                return shared_outputs(networks[part], x)
             rows = by_network(x.unsqueeze(1).expand(-1, particles, -1, -1), 1)
-            values = [by_client(activations(layers, rows)[-1], particles, 1) for layers in (mean, kernel) if layers]
-            means = values[0].squeeze(-1) if mean else x.new_zeros(len(x), particles, x.shape[1])
-            return self._with_linear_term(means, theta, x), self._in_lengths(values[-1], theta)
-
-        return evaluate
-
-    def _bind_shared(self, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
-        """Do as `bind` for particles [P, D] that all clients share, without a copy of them for every client."""
-        networks = self._networks(theta)
-        mean, kernel = networks.get("mean"), networks["kernel"]
+            return by_client(activations(networks[part], rows)[-1], particles, 1)
 
         def evaluate(x: Tensor) -> tuple[Tensor, Tensor | None]:
-            location = shared_outputs(mean, x).squeeze(-1) if mean else x.new_zeros(len(x), len(theta), x.shape[1])
-            return self._with_linear_term(location, theta, x), self._in_lengths(shared_outputs(kernel, x), theta)
+            mean = self._with_linear_term(outputs("mean", x).squeeze(-1), at, x)
+            return mean, self._in_lengths(outputs("kernel", x), at)
 
         return evaluate
 
@@ -381,14 +381,14 @@ class DeepKernelGP(FunctionModel):
         networks = self._networks(flat)
         values = {name: activations(layers, rows) for name, layers in networks.items()}
         outputs = {name: by_client(value[-1], particles, groups) for name, value in values.items()}
-        mean = outputs["mean"].squeeze(-1) if "mean" in outputs else x.new_zeros(outputs["kernel"].shape[:-1])
-        mean = self._with_linear_term(mean, theta, x)
+        nothing = x.new_zeros(len(x), particles, x.shape[1], 1)
+        mean = self._with_linear_term(outputs.get("mean", nothing).squeeze(-1), theta, x)
         raw_noise = self._definition.part(theta, self._raw_noise).unsqueeze(-1)
         if _NOISE in outputs:
             raw_noise = raw_noise + outputs[_NOISE].squeeze(-1)
         noise = gaussian_noise(raw_noise).expand_as(mean)
         scale, linear = self.outputscale(theta), self.linear_features(theta, x)
-        embedding = self._in_lengths(outputs["kernel"], theta)
+        embedding = self._in_lengths(outputs.get("kernel", nothing), theta)
 
         def vjp(gradients: PriorGradients) -> Tensor:
             grad_mean, grad_noise, grad_embedding, grad_scale, grad_linear, grad_dof = gradients

@@ -31,6 +31,8 @@ MODELS: dict[str, Callable[[], DeepKernelGP]] = {
     "linear noise and start": lambda: DeepKernelGP(3, None, (4,), linear=START, noise_widths=()),
     "linear kernel": lambda: DeepKernelGP(3, (4,), (4,), linear_kernel=True),
     "everything": lambda: DeepKernelGP(3, (4,), (4,), linear=START, noise_widths=(2,), linear_kernel=True),
+    "no networks": lambda: DeepKernelGP(3, None, None, linear=START, linear_kernel=True),
+    "slopes alone": lambda: DeepKernelGP(3, None, None, learn_lengthscale=True, linear_kernel=True),
     "learned tails": lambda: DeepKernelGP(3, (4,), (4,), noise_widths=(2,), dof="learned"),
     "uneven": lambda: DeepKernelGP(3, mean_widths=(5,), kernel_widths=(7, 4, 3), feature_dim=3),
 }
@@ -60,6 +62,8 @@ def test_mean_and_covariance_are_the_paper_s(name: str) -> None:
     def network(prefix: str, at: Tensor) -> Tensor:
         named = {n: v for n, v in model.unflatten(theta[1, 0]).items() if n.startswith(f"{prefix}.network.")}
         depth = len(named) // 2
+        if not depth:
+            return torch.zeros_like(at[:, :1])
         for i in range(depth):
             weight, bias = (named[f"{prefix}.network.{part}.{i}"] for part in ("weights", "biases"))
             at = (at.tanh() if i else at) @ weight + bias

@@ -60,6 +60,7 @@ def models() -> dict[str, FunctionModel]:
     return {
         "deep": DeepKernelGP(2),
         "learned scales": DeepKernelGP(2, (8,), (8,), learn_lengthscale=True, learn_outputscale=True),
+        "no networks": DeepKernelGP(2, None, None, learn_outputscale=True, linear_kernel=True),
         "noise and slopes": DeepKernelGP(2, (8,), (8,), learn_outputscale=True, noise_widths=(4,), linear_kernel=True),
         "gpytorch": GPyTorchPrior(ConstantMean(), ScaleKernel(RBFKernel()), 2),
     }

@@ -32,6 +32,7 @@ from tests.inference.test_evidence import SIZES, clients, particles
 MODELS = {
     "one scale": DeepKernelGP(3, (4,), (4,), dof="learned"),
     "all of it": DeepKernelGP(3, (4,), (4,), noise_widths=(3,), learn_outputscale=True, linear_kernel=True, dof=5.0),
+    "no networks": DeepKernelGP(3, None, None, learn_outputscale=True, linear_kernel=True, dof=5.0),
     "autograd": DeepKernelGP(3, (4,), (4,), learn_lengthscale=True, noise_widths=(), dof="learned"),
 }
 BATCH = clients()

@@ -502,7 +502,15 @@ def test_options_of_other_tables_can_be_chosen(
 
 
 @pytest.mark.parametrize(
-    "key", ["model.linear_kernel", "model.noise_widths", "model.residuals", "data.scale", "data.client_inputs"]
+    "key",
+    [
+        "model.linear_kernel",
+        "model.noise_widths",
+        "model.networks",
+        "model.residuals",
+        "data.scale",
+        "data.client_inputs",
+    ],
 )
 @pytest.mark.parametrize("name", ["pac-pfl", "pfedgp"])
 def test_a_study_leaves_its_prior_open_by_the_word(name: str, key: str, tmp_path: Path) -> None:
