@@ -23,8 +23,8 @@ OWN = {"data": {"source": "mine.csv"}}
 @pytest.mark.parametrize(
     ("name", "others"),
     [
-        ("pac-pfl", ["model.networks", "data.scale", "model.noise_widths", "hyper_prior_std"]),
-        ("pfedgp", ["model.networks", "init_std", "data.scale", "model.noise_widths"]),
+        ("pac-pfl", ["data.scale", "model.noise_widths", "hyper_prior_std", "model.networks"]),
+        ("pfedgp", ["init_std", "data.scale", "model.noise_widths", "model.networks"]),
     ],
 )
 def test_a_file_of_ones_own_leaves_the_number_of_rounds_open(name: str, others: list[str]) -> None:

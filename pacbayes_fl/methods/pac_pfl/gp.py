@@ -394,12 +394,9 @@ NOISE = HeldOutChoice(
 )
 """Whether it depends on the inputs: few rows show it in the first rounds, or not at all."""
 
-NETWORKS = HeldOutChoice("networks", (True, False), by_default=False, table="model", clients=True, better="clearly")
-"""Whether mean and kernel have them: they go on as they like beyond the training rows. First of the choices, as scales
-and noises that suit networks where they fail do not suit lines."""
-
 TRIALS = Trials(50)
 PRIOR = (
+    HeldOutChoice("networks", (True, False), by_default=False, table="model", clients=True, better="clearly"),
     HeldOutChoice("linear_kernel", (True, False), by_default=False, table="model", clients=True),
     HeldOutChoice("client_inputs", ("none", "summaries"), by_default=False, table="data", clients=True),
     HeldOutChoice("residuals", ("gaussian", "mixture"), after=True, by_default=False, table="model"),
@@ -424,7 +421,6 @@ RECIPE = Recipe(
         **GP_SEARCH,
     },
     held_out=(
-        NETWORKS,
         SCALE,
         NOISE,
         HeldOutChoice("hyper_prior_std", (0.3, 1.0), by_default=False, clients=True, better="clearly"),
