@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,10 +98,10 @@ def certify_model(
         True
     """
     inputs, targets, chosen = _checked(rows, loss)
-    provenance = source if isinstance(source, Provenance) else Provenance(source)
-    premises = Premises(provenance, independent, chosen, tried=tried)
     known = hypotheses_of(model, prior, sample, kl, weights, inputs, isinstance(chosen, ZeroOne))
     y, repeats = _indexed(targets, known.classes), _repeats(inputs, targets)
+    provenance = source if isinstance(source, Provenance) else Provenance(source)
+    premises = Premises(_of_copies(provenance, repeats), independent, chosen, tried=tried)
     record = _bound_of(known, bound, chosen)
     each = _weighed(known, draws, torch.Generator().manual_seed(seed))
     losses = ((weight, _losses(one, inputs, y, chosen)) for weight, one in each)
@@ -228,6 +229,19 @@ def _repeats(inputs: Any, targets: Any) -> Repeats:
     seen: dict[object, int] = {}
     keys = ((each.tobytes() if numeric else repr(each), y) for each, y in zip(table, targets.tolist(), strict=True))
     return Repeats(torch.tensor([[seen.setdefault(key, len(seen)) for key in keys]]), False)
+
+
+def _of_copies(prior: Provenance, repeats: Repeats) -> Provenance:
+    """Let a prior that was private in single rows pay for rows that may be copies, of which all change together.
+
+    c copies of a draw move it by c epsilon, and what it costs is a function of the sum of such squares over draws: of
+    as many rows as sum c^2, beside those that the mechanism saw and the bound has not.
+    """
+    times = repeats.cluster.flatten().bincount()
+    more = int((times * (times - 1)).sum())
+    if prior.source != "row-level DP" or not more:
+        return prior
+    return replace(prior, rows=(prior.rows or int(times.sum())) + more)
 
 
 def _losses(one: Predict, inputs: Any, y: Tensor, loss: Any) -> Tensor:

@@ -324,6 +324,24 @@ def test_rows_that_differ_by_the_sign_of_a_nought_are_one_row(kind: Any) -> None
     assert once.terms["n"].item() == 40 and errors and twice.terms["n"].item() == 40 + errors
 
 
+@pytest.mark.parametrize("kind", ["one", "list"])
+def test_a_prior_that_was_private_in_rows_pays_for_copies_that_change_together(kind: str) -> None:
+    (x, _), right = data(40, 9), lambda x: np.zeros(len(x), dtype=int)
+    model, bound = (right, "holdout-kl") if kind == "one" else ([right, right], "seeger")
+
+    def certified(times: int, epsilon: float, seen: int | None = None) -> Any:
+        own = Provenance("row-level DP", epsilon, rows=seen)
+        rows = np.tile(x, (times, 1)), np.zeros(40 * times, dtype=int)
+        result = certify_model(model, None, rows, bound=bound, source=own, independent=True)
+        assert result.valid and result.terms["n"].item() == 40
+        return result
+
+    for epsilon in (0.001, 0.02, 0.1):  # what is private in rows is so thrice less in draws that stand there thrice
+        assert certified(3, epsilon).value >= certified(1, 3 * epsilon).value - 1e-12
+    assert certified(1, 0.02).prior.rows is None and certified(1, 0.02, 60).prior.rows == 60
+    assert certified(3, 0.02, 150).prior.rows == 150 - 120 + 40 * 3**2
+
+
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("name", ["holdout-chernoff", "holdout-kl", "holdout-hoeffding", "holdout-betting"])
 def test_a_predictor_has_the_bound_that_was_asked_for(name: str, times: int) -> None:
