@@ -98,7 +98,7 @@ def certify_model(
         True
     """
     inputs, targets, chosen = _checked(rows, loss)
-    known = hypotheses_of(model, prior, sample, kl, weights, inputs, isinstance(chosen, ZeroOne))
+    known = hypotheses_of(model, prior, sample, kl, weights, inputs, type(chosen) is ZeroOne)
     y, repeats = _indexed(targets, known.classes), _repeats(inputs, targets)
     provenance = source if isinstance(source, Provenance) else Provenance(source)
     premises = Premises(_of_copies(provenance, repeats), independent, chosen, tried=tried)
@@ -272,7 +272,7 @@ def _losses(one: Predict, inputs: Any, y: Tensor, loss: Any) -> Tensor:
         if said.is_floating_point() and bool((said != said.round()).any()):
             what = f"scores of labels must be [n, C], got one number a row, such as {said[said != said.round()][0]:.3g}"
             raise ShapeError(what, hint=_TWO_SCORES)
-        if not isinstance(loss, ZeroOne):
+        if type(loss) is not ZeroOne:
             raise AssumptionError(f"{loss.name} needs probabilities, and the model gives labels alone")
         return (said.long() != y).double()
     unknown = (y < 0) | (y >= said.shape[1])

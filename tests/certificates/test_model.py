@@ -324,6 +324,26 @@ def test_rows_that_differ_by_the_sign_of_a_nought_are_one_row(kind: Any) -> None
     assert once.terms["n"].item() == 40 and errors and twice.terms["n"].item() == 40 + errors
 
 
+class Costly(ZeroOne):
+    """Errors on the second class cost tenfold."""
+
+    name, high = "cost", 10.0
+
+    def __call__(self, log_probs: Tensor, y: Tensor) -> Tensor:
+        return super().__call__(log_probs, y) * torch.where(y == 1, 10.0, 1.0)
+
+
+def test_a_loss_that_is_made_of_the_0_1_loss_is_taken_as_it_says() -> None:
+    (x, y), model = data(60, 4), LogisticRegression().fit(*data(50))
+    wrong = model.predict(x) != y
+    costs = torch.from_numpy(np.where(wrong, np.where(y == 1, 10.0, 1.0), 0.0))
+    expected = holdout_betting(costs, 0.05, Premises(Provenance("split"), independent=True, loss=Costly()))
+    got = certify_model(model, rows=(x, y), loss=Costly(), **FINE)
+    assert got.theorem == expected.theorem and got.value.item() == pytest.approx(expected.value.item(), rel=1e-9)
+    with pytest.raises(AssumptionError, match="cost needs probabilities, and the model gives labels alone"):
+        certify_model(model.predict, rows=(x, y), loss=Costly(), **FINE)
+
+
 @pytest.mark.parametrize("kind", ["one", "list"])
 def test_a_prior_that_was_private_in_rows_pays_for_copies_that_change_together(kind: str) -> None:
     (x, _), right = data(40, 9), lambda x: np.zeros(len(x), dtype=int)
