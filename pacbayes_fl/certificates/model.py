@@ -220,15 +220,25 @@ def _indexed(targets: Any, classes: Any) -> Tensor:
 
 
 def _repeats(inputs: Any, targets: Any) -> Repeats:
-    table = inputs.detach().cpu().numpy() if isinstance(inputs, Tensor) else np.asarray(inputs)
-    numeric = table.dtype != object
-    if table.dtype.kind in "fc":
-        table = table + 0  # -0 becomes 0
-    elif not numeric:
-        table = np.frompyfunc(lambda each: each + 0.0 if isinstance(each, float) else each, 1, 1)(table)
+    try:
+        table = inputs.detach().cpu().numpy() if isinstance(inputs, Tensor) else np.asarray(inputs)
+    except ValueError:  # rows of several lengths
+        table = inputs
     seen: dict[object, int] = {}
-    keys = ((each.tobytes() if numeric else repr(each), y) for each, y in zip(table, targets.tolist(), strict=True))
+    keys = ((_key(each), y) for each, y in zip(table, targets.tolist(), strict=True))
     return Repeats(torch.tensor([[seen.setdefault(key, len(seen)) for key in keys]]), False)
+
+
+def _key(row: Any) -> object:
+    """Give what equal rows have in common; -0 is 0. Text would leave the middle of a long array out."""
+    if isinstance(row, Tensor):
+        row = row.detach().cpu().numpy()
+    if isinstance(row, np.ndarray) and row.dtype != object:
+        return row.shape, (row + 0 if row.dtype.kind in "fc" else row).tobytes()
+    if isinstance(row, np.ndarray | list | tuple):
+        return tuple(map(_key, row))
+    value = row.item() if isinstance(row, np.generic) else row
+    return value if isinstance(value, int | float) and value == value else repr(value)  # 1 is 1.0, and NaN is NaN
 
 
 def _of_copies(prior: Provenance, repeats: Repeats) -> Provenance:

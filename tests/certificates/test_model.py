@@ -324,6 +324,25 @@ def test_rows_that_differ_by_the_sign_of_a_nought_are_one_row(kind: Any) -> None
     assert once.terms["n"].item() == 40 and errors and twice.terms["n"].item() == 40 + errors
 
 
+@pytest.mark.parametrize("kind", ["cells", "arrays", "ragged"])
+def test_long_rows_are_told_apart_wherever_they_differ(kind: str) -> None:
+    cells = np.zeros((30, 1201), dtype=object)
+    cells[:, 600] = np.arange(30.0) % 20
+    rows: Any = cells
+    if kind != "cells":
+        rows = [row.astype(float)[: 1201 - (kind == "ragged") * int(row[600])] for row in cells]
+        rows = rows if kind == "ragged" else np.array([*rows, None], dtype=object)[:-1]
+    got = certify_model(lambda x: np.zeros(len(x), dtype=int), rows=(rows, np.zeros(30, dtype=int)), **FINE)
+    assert got.valid and got.terms["n"].item() == 20
+
+
+def test_numbers_of_several_types_are_equal_where_their_values_are() -> None:
+    model, right = lambda x: np.zeros(len(x), dtype=int), np.zeros(4, dtype=int)
+    mixed = [[1, "a", np.nan], [1.0, "a", float("nan")], [np.float32(1), np.str_("a"), np.nan], [True, "b", 0]]
+    for rows in (np.array(mixed, dtype=object), [[1, 2.0], [1.0, 2], [1, 2], [1, 3]], [[1], [1.0], [1], [1, 2]]):
+        assert certify_model(model, rows=(rows, right), **FINE).terms["n"].item() == 2
+
+
 class Costly(ZeroOne):
     """Errors on the second class cost tenfold."""
 
