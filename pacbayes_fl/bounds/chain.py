@@ -94,7 +94,7 @@ def recursive(
     if bool((terms["counts"].diff(dim=-1) > 0).any()):
         raise AssumptionError(f"counts must not grow along the chain, got {terms['counts'].tolist()}")
     reasons = not_of_fixed(premises)
-    if not isinstance(premises.loss, ZeroOne):
+    if type(premises.loss) is not ZeroOne:
         reasons = (*reasons, f"errors are compared, and {premises.loss.name} is no 0-1 loss")
     return certify("recursive PAC-Bayes, split-kl", _recursive, terms, delta, premises, reasons=reasons, inner=_INNER)
 

@@ -141,7 +141,7 @@ def tandem(
         raise AssumptionError(f"a vote is one client's, not one of {premises.average!r}")
     reasons = () if premises.predictor in ("Gibbs", BY_PAIRS) else (_TANDEM,)
     premises = premises if reasons else replace(premises, predictor=BY_PAIRS)
-    if not isinstance(premises.loss, ZeroOne):
+    if type(premises.loss) is not ZeroOne:
         reasons = (*reasons, f"a vote has errors, and {premises.loss.name} is no 0-1 loss")
     low, high = premises.loss.low, premises.loss.high
     terms = {"risk": checked("tandem_risk", tandem_risk, low, high), "kl": checked("kl", kl, 0.0), "n": whole("n", n)}

@@ -55,7 +55,7 @@ def holdout_binomial(risk: Number, n: Number, delta: Number, premises: Premises)
     require_alike({"risk": share, "n": rows})
     if isinstance(risk, Tensor) and risk.dtype != torch.float64:  # a share of errors that was rounded, maybe down
         share = (share * (1.0 + torch.finfo(torch.float32).eps)).clamp_max(premises.loss.high)
-    if not isinstance(premises.loss, ZeroOne):
+    if type(premises.loss) is not ZeroOne:
         reasons = (f"errors are counted, and {premises.loss.name} is no 0-1 loss (holdout-betting is for those)",)
     elif not bool(whole_errors(share, rows).all()):
         reasons = ("the risk times n is no whole number of errors: it is not that of one fixed predictor on n rows",)
@@ -257,7 +257,7 @@ def holdout_for(loss: BoundedLoss) -> Bound:
     Returns:
         The binomial tail for the 0-1 loss, else betting.
     """
-    return HOLDOUT_BINOMIAL if isinstance(loss, ZeroOne) else HOLDOUT_BETTING
+    return HOLDOUT_BINOMIAL if type(loss) is ZeroOne else HOLDOUT_BETTING
 
 
 def of_losses(

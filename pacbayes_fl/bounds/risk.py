@@ -21,7 +21,7 @@ from pyro.distributions import Categorical, Normal, TorchDistribution
 from torch import Tensor
 
 from pacbayes_fl.bounds.checks import in_declared_range
-from pacbayes_fl.bounds.losses import BoundedLoss
+from pacbayes_fl.bounds.losses import LOSSES, BoundedLoss
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.noise import Noise
@@ -30,6 +30,8 @@ from pacbayes_fl.posteriors.predictive import FinitePosterior, FunctionPosterior
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 
 _NUMBERS = 2**25  # input numbers that are predicted in one go: it bounds the activations in memory
+
+_SLACK = 1e-6  # of the range, by which rounding may take an average below the loss
 
 
 class GibbsRisk(NamedTuple):
@@ -222,7 +224,8 @@ def function_losses(posterior: Any, batch: ClientBatch, loss: BoundedLoss) -> Te
         [K, P, N], in the unit of the loss; 0 on padding, NaN where a moment is NaN.
 
     Raises:
-        AssumptionError: when the loss has no closed form, as that of a label, or leaves the range that it declares.
+        AssumptionError: when the loss has no closed form, as that of a label, leaves the range that it declares, or its
+            closed form is that of another loss.
     """
     expected = getattr(loss, "expected", None)
     if expected is None:
@@ -231,9 +234,24 @@ def function_losses(posterior: Any, batch: ClientBatch, loss: BoundedLoss) -> Te
         )
     result = posterior.function(batch.x)
     mask = batch.mask.unsqueeze(1).expand_as(result.means)
+    _require_average(loss, result.means, batch.y.unsqueeze(1).expand_as(result.means), mask)
     losses = in_declared_range(loss, expected(result.means, result.variances, batch.y.unsqueeze(1)), mask)
     losses = torch.where((result.means + result.variances).isnan(), torch.nan, losses)
     return torch.where(mask, losses, 0.0)
+
+
+def _require_average(loss: Any, mean: Tensor, y: Tensor, rows: Tensor) -> None:
+    """Refuse a loss of one's own whose average over a prediction that is certain is below it: inherited, maybe."""
+    if type(loss) in LOSSES.values():
+        return
+    average, once = loss.expected(mean, torch.zeros_like(mean), y).double(), loss(mean, y).double()
+    wrong = rows & (average < once - _SLACK * (loss.high - loss.low))
+    if bool(wrong.any()):
+        what = (
+            f"the loss {loss.name!r} ({type(loss).__name__}) is {once[wrong][0].item():g} of a prediction of which its"
+        )
+        what = f"{what} `expected`, the average over a Gaussian, is {average[wrong][0].item():g} without variance"
+        raise AssumptionError(what, hint="write `expected` for this loss, as an average or an upper bound of it")
 
 
 def finite_risks(posterior: FinitePosterior, batch: ClientBatch, loss: BoundedLoss) -> tuple[Tensor, Tensor]:

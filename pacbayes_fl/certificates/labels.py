@@ -67,7 +67,7 @@ def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows
         "formula": request.record.statement,
         "assumes": list(request.record.assumptions),
         "pooled": request.record.pooling,
-        "predictor": _predictors(groups) if fixed or beside else {},
+        "predictor": _predictors(trained, groups) if fixed or beside else {},
         "delta_shares": {"bound": request.shares[0], "hold-out bound": beside},
         "choice": _choice(request),
         "draws": request.draws,
@@ -89,13 +89,17 @@ def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows
     return labels if trained.dataset.classes is not None else labels | {"units": units}
 
 
-def _predictors(groups: Mapping[str, BoundRows]) -> dict[str, str]:
-    """Name the predictor of each group that was fixed before the rows of the bound."""
+def _predictors(trained: Trained, groups: Mapping[str, BoundRows]) -> dict[str, str]:
+    """Name the predictor of each group that was fixed before the rows of the bound, by the mean that its loss is of."""
     kinds = {
         True: "the personal models that predict uses, which have not seen the rows",
         False: "the averaged predictions of the prior, which predict would personalise with the rows",
     }
-    return {name: kinds[group.predicts] for name, group in groups.items()}
+    shared = trained.groups["existing"].shared
+    of = "; the mean is that of t, where predict gives that of y" if shared.transform is not None else ""
+    if shared.bounds is not None and not of:
+        of = "; the mean is that before the target's bounds, where predict gives that of a target that ends there"
+    return {name: kinds[group.predicts] + of for name, group in groups.items()}
 
 
 def _choice(request: Request) -> str:

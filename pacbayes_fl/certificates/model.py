@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,10 +98,10 @@ def certify_model(
         True
     """
     inputs, targets, chosen = _checked(rows, loss)
-    provenance = source if isinstance(source, Provenance) else Provenance(source)
-    premises = Premises(provenance, independent, chosen, tried=tried)
-    known = hypotheses_of(model, prior, sample, kl, weights, inputs, isinstance(chosen, ZeroOne))
+    known = hypotheses_of(model, prior, sample, kl, weights, inputs, type(chosen) is ZeroOne)
     y, repeats = _indexed(targets, known.classes), _repeats(inputs, targets)
+    provenance = source if isinstance(source, Provenance) else Provenance(source)
+    premises = Premises(_of_copies(provenance, repeats), independent, chosen, tried=tried)
     record = _bound_of(known, bound, chosen)
     each = _weighed(known, draws, torch.Generator().manual_seed(seed))
     losses = ((weight, _losses(one, inputs, y, chosen)) for weight, one in each)
@@ -219,15 +220,38 @@ def _indexed(targets: Any, classes: Any) -> Tensor:
 
 
 def _repeats(inputs: Any, targets: Any) -> Repeats:
-    table = inputs.detach().cpu().numpy() if isinstance(inputs, Tensor) else np.asarray(inputs)
-    numeric = table.dtype != object
-    if table.dtype.kind in "fc":
-        table = table + 0  # -0 becomes 0
-    elif not numeric:
-        table = np.frompyfunc(lambda each: each + 0.0 if isinstance(each, float) else each, 1, 1)(table)
+    try:
+        table = inputs.detach().cpu().numpy() if isinstance(inputs, Tensor) else np.asarray(inputs)
+    except ValueError:  # rows of several lengths
+        table = inputs
     seen: dict[object, int] = {}
-    keys = ((each.tobytes() if numeric else repr(each), y) for each, y in zip(table, targets.tolist(), strict=True))
+    keys = ((_key(each), y) for each, y in zip(table, targets.tolist(), strict=True))
     return Repeats(torch.tensor([[seen.setdefault(key, len(seen)) for key in keys]]), False)
+
+
+def _key(row: Any) -> object:
+    """Give what equal rows have in common; -0 is 0. Text would leave the middle of a long array out."""
+    if isinstance(row, Tensor):
+        row = row.detach().cpu().numpy()
+    if isinstance(row, np.ndarray) and row.dtype != object:
+        return row.shape, (row + 0 if row.dtype.kind in "fc" else row).tobytes()
+    if isinstance(row, np.ndarray | list | tuple):
+        return tuple(map(_key, row))
+    value = row.item() if isinstance(row, np.generic) else row
+    return value if isinstance(value, int | float) and value == value else repr(value)  # 1 is 1.0, and NaN is NaN
+
+
+def _of_copies(prior: Provenance, repeats: Repeats) -> Provenance:
+    """Let a prior that was private in single rows pay for rows that may be copies, of which all change together.
+
+    c copies of a draw move it by c epsilon, and what it costs is a function of the sum of such squares over draws: of
+    as many rows as sum c^2, beside those that the mechanism saw and the bound has not.
+    """
+    times = repeats.cluster.flatten().bincount()
+    more = int((times * (times - 1)).sum())
+    if prior.source != "row-level DP" or not more:
+        return prior
+    return replace(prior, rows=(prior.rows or int(times.sum())) + more)
 
 
 def _losses(one: Predict, inputs: Any, y: Tensor, loss: Any) -> Tensor:
@@ -258,7 +282,7 @@ def _losses(one: Predict, inputs: Any, y: Tensor, loss: Any) -> Tensor:
         if said.is_floating_point() and bool((said != said.round()).any()):
             what = f"scores of labels must be [n, C], got one number a row, such as {said[said != said.round()][0]:.3g}"
             raise ShapeError(what, hint=_TWO_SCORES)
-        if not isinstance(loss, ZeroOne):
+        if type(loss) is not ZeroOne:
             raise AssumptionError(f"{loss.name} needs probabilities, and the model gives labels alone")
         return (said.long() != y).double()
     unknown = (y < 0) | (y >= said.shape[1])

@@ -118,6 +118,31 @@ def bound_rows_of(
     return BoundRows(state, none_of(rows), rows, test, prior, name == "new", repeats, units)
 
 
+def told_by_all(trained: Trained, prior: Provenance) -> tuple[str, ...]:
+    """Reasons why priors that were trained in folds know something of the folds without them.
+
+    One run of a fold depends on its clients alone, unless what all clients sent decided something for all folds. Of a
+    run whose rates were never halved they are what they would be without anybody watching over them.
+
+    Args:
+        trained: a run.
+        prior: of a group.
+
+    Returns:
+        The reasons; none where the priors are of no folds.
+    """
+    if prior.source != "other clients":
+        return ()
+    reasons, whose = [], "those of the bound among them"
+    if trained.study.plan.aggregate == "clipped":
+        what = f"aggregate = 'clipped' ended steps in every fold at a length that is usual among all clients, {whose}"
+        reasons.append(f"{what} (federation.aggregate = 'mean' or 'median' joins each fold by itself)")
+    if trained.state.watch.halved:
+        what = f"learning rates were halved in every fold after a round that diverged for all clients together, {whose}"
+        reasons.append(f"{what} (run with lower rates from the start)")
+    return tuple(reasons)
+
+
 def none_of(batch: ClientBatch) -> ClientBatch:
     """Give the clients of a batch without any rows.
 

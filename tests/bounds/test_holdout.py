@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from torch import Tensor
 from pacbayes_fl import bounds
 from pacbayes_fl.bounds import BOUNDS, Certificate, Premises, Provenance
 from pacbayes_fl.bounds.costs import client_privacy
-from pacbayes_fl.bounds.losses import LossRange
+from pacbayes_fl.bounds.losses import LossRange, ZeroOne
 from pacbayes_fl.errors import AssumptionError, ShapeError
 
 FINE = Premises(Provenance("split"), independent=True)
@@ -139,11 +140,23 @@ def test_a_predictor_released_with_privacy_from_the_rows_pays_for_it() -> None:
     assert paid.item() == pytest.approx(bounds.holdout_binomial(0.1, 100, left, FINE).value.item(), rel=1e-9)
 
 
+class Costly(ZeroOne):
+    """One of its errors costs half, which its parent knows nothing of."""
+
+    name = "cost"
+
+
+COSTLY = Premises(Provenance("split"), independent=True, loss=Costly())
+
+
 @pytest.mark.parametrize(
     ("certificate", "reason"),
     [
         (lambda: bounds.holdout_binomial(0.09, 125, 0.05, FINE), "no whole number of errors"),
         (lambda: bounds.holdout_binomial(0.2, 125, 0.05, UNIT), "is no 0-1 loss"),
+        (lambda: bounds.holdout_binomial(0.2, 125, 0.05, COSTLY), "cost is no 0-1 loss"),
+        (lambda: bounds.tandem(0.2, 1.0, 125, 0.05, COSTLY), "cost is no 0-1 loss"),
+        (lambda: bounds.seeger(0.2, 1.0, 125, 0.05, replace(COSTLY, predictor="majority vote")), "not for cost"),
         (lambda: bounds.holdout_kl(0.2, 125, 0.05, Premises(independent=True)), "nobody said where the prior"),
         (lambda: bounds.holdout_kl(0.2, 125, 0.05, Premises(Provenance("split"))), "not declared independent"),
         (lambda: bounds.seeger(0.2, 0.0, 125, 0.05, Premises(Provenance("split"), True, predictor="fixed predictor")),
@@ -152,6 +165,10 @@ def test_a_predictor_released_with_privacy_from_the_rows_pays_for_it() -> None:
 )  # fmt: skip
 def test_a_bound_that_does_not_hold_says_why(certificate: Callable[[], Certificate], reason: str) -> None:
     assert any(reason in text for text in certificate().reasons)
+
+
+def test_errors_are_counted_of_the_0_1_loss_alone() -> None:
+    assert [bounds.holdout_for(loss).name for loss in (ZeroOne(), Costly())] == ["holdout-binomial", "holdout-betting"]
 
 
 def test_an_average_over_clients_has_no_hold_out_bound() -> None:

@@ -301,6 +301,26 @@ def test_a_loss_that_leaves_the_range_it_declares_is_refused_wherever_it_is_take
         risk(wrong)
 
 
+class Asymmetric(SaturatingSquare):
+    """Forgives nothing below the target, which the average over functions that it inherits knows nothing of."""
+
+    def __call__(self, prediction: Tensor, y: Tensor) -> Tensor:
+        return torch.where(prediction < y, 1.0, super().__call__(prediction, y))
+
+
+class Averaged(Asymmetric):
+    def expected(self, mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+        return torch.where((mean < y) | (variance > 0), 1.0, super().expected(mean, variance, y))
+
+
+def test_an_average_over_functions_is_that_of_the_loss_itself() -> None:
+    batch = real((4, 4, 4))
+    functions = Functions(NormalMixture(torch.zeros(3, 1), random(3, 1, 4), random(3, 1, 4).square()))
+    with pytest.raises(AssumptionError, match=r"\(Asymmetric\) is 1 of a prediction of which its `expected`"):
+        gibbs_risk(functions, batch, Asymmetric(), 1, noise(batch))
+    assert gibbs_risk(functions, batch, Averaged(), 1, noise(batch)).risk.tolist() == pytest.approx([1.0] * 3)
+
+
 @dataclass(frozen=True)
 class Predicting:
     """A posterior of which the predictions are known."""

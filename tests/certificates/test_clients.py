@@ -199,6 +199,21 @@ def test_folds_certify_every_row_under_priors_that_never_saw_the_client(opened: 
     assert from_record(table.certificates["existing"]).prior.source == "other clients"
 
 
+@pytest.mark.parametrize(
+    ("aggregate", "halved", "words"),
+    [("mean", 0, []), ("median", 0, []), ("clipped", 0, ["'clipped' ended"]), ("mean", 1, ["rates were halved"])],
+)
+def test_folds_in_which_all_clients_decided_something_have_no_certificate(
+    aggregate: str, halved: int, words: list[str], opened: Opened
+) -> None:
+    trained = opened(FOLDS, "report.certify.folds=2", "data.options.clients=6", f"federation.aggregate={aggregate}")
+    watch = trained.state.watch._replace(halved=halved)
+    table = certify(replace(trained, state=trained.state._replace(watch=watch)), Request())
+    assert table.reasons["new"] == [] and len(table.reasons["existing"]) == len(words)
+    assert all(word in reason for word, reason in zip(words, table.reasons["existing"], strict=True))
+    assert bool(lines(table, "existing")) is not bool(words) and lines(table, "new")
+
+
 def test_a_global_prior_has_seen_no_row_of_the_client(opened: Opened) -> None:
     trained = opened(SPLIT, "report.certify.prior=global")
     line = lines(certify(trained, Request()), "existing")[1]

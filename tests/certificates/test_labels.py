@@ -39,3 +39,22 @@ def test_a_transform_of_the_target_is_named_with_its_units() -> None:
     transform, y = own.shared.transform, own.raw.train.y[0, 0]
     assert transform is not None
     torch.testing.assert_close(group.rows.y[0, 0], (transform.forward(y) - used.y_mean.mean()) / used.y_std.mean())
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ((), ()),
+        (("data.lower_bound=-100",), ("; the mean is that before the target's bounds",)),
+        (("data.transform=yeo-johnson", "data.lower_bound=-100"), ("; the mean is that of t",)),
+    ],
+)
+def test_the_mean_of_the_hold_out_bound_is_named_where_predict_gives_another(
+    more: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    trained = train(tiny("report.certify.scheme=split", "federation.rounds=1", *more))
+    groups = {name: bound_rows_of(trained, name, group, 0.05) for name, group in trained.groups.items()}
+    said = labels_of(trained, Request(), {name: group for name, group in groups.items() if group is not None})
+    assert said["predictor"].keys() == {"existing", "new"}
+    for text in said["predictor"].values():
+        assert all(word in text for word in words) and ("the mean" in text) is bool(words)

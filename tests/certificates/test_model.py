@@ -324,6 +324,63 @@ def test_rows_that_differ_by_the_sign_of_a_nought_are_one_row(kind: Any) -> None
     assert once.terms["n"].item() == 40 and errors and twice.terms["n"].item() == 40 + errors
 
 
+@pytest.mark.parametrize("kind", ["cells", "arrays", "ragged"])
+def test_long_rows_are_told_apart_wherever_they_differ(kind: str) -> None:
+    cells = np.zeros((30, 1201), dtype=object)
+    cells[:, 600] = np.arange(30.0) % 20
+    rows: Any = cells
+    if kind != "cells":
+        rows = [row.astype(float)[: 1201 - (kind == "ragged") * int(row[600])] for row in cells]
+        rows = rows if kind == "ragged" else np.array([*rows, None], dtype=object)[:-1]
+    got = certify_model(lambda x: np.zeros(len(x), dtype=int), rows=(rows, np.zeros(30, dtype=int)), **FINE)
+    assert got.valid and got.terms["n"].item() == 20
+
+
+def test_numbers_of_several_types_are_equal_where_their_values_are() -> None:
+    model, right = lambda x: np.zeros(len(x), dtype=int), np.zeros(4, dtype=int)
+    mixed = [[1, "a", np.nan], [1.0, "a", float("nan")], [np.float32(1), np.str_("a"), np.nan], [True, "b", 0]]
+    for rows in (np.array(mixed, dtype=object), [[1, 2.0], [1.0, 2], [1, 2], [1, 3]], [[1], [1.0], [1], [1, 2]]):
+        assert certify_model(model, rows=(rows, right), **FINE).terms["n"].item() == 2
+
+
+class Costly(ZeroOne):
+    """Errors on the second class cost tenfold."""
+
+    name, high = "cost", 10.0
+
+    def __call__(self, log_probs: Tensor, y: Tensor) -> Tensor:
+        return super().__call__(log_probs, y) * torch.where(y == 1, 10.0, 1.0)
+
+
+def test_a_loss_that_is_made_of_the_0_1_loss_is_taken_as_it_says() -> None:
+    (x, y), model = data(60, 4), LogisticRegression().fit(*data(50))
+    wrong = model.predict(x) != y
+    costs = torch.from_numpy(np.where(wrong, np.where(y == 1, 10.0, 1.0), 0.0))
+    expected = holdout_betting(costs, 0.05, Premises(Provenance("split"), independent=True, loss=Costly()))
+    got = certify_model(model, rows=(x, y), loss=Costly(), **FINE)
+    assert got.theorem == expected.theorem and got.value.item() == pytest.approx(expected.value.item(), rel=1e-9)
+    with pytest.raises(AssumptionError, match="cost needs probabilities, and the model gives labels alone"):
+        certify_model(model.predict, rows=(x, y), loss=Costly(), **FINE)
+
+
+@pytest.mark.parametrize("kind", ["one", "list"])
+def test_a_prior_that_was_private_in_rows_pays_for_copies_that_change_together(kind: str) -> None:
+    (x, _), right = data(40, 9), lambda x: np.zeros(len(x), dtype=int)
+    model, bound = (right, "holdout-kl") if kind == "one" else ([right, right], "seeger")
+
+    def certified(times: int, epsilon: float, seen: int | None = None) -> Any:
+        own = Provenance("row-level DP", epsilon, rows=seen)
+        rows = np.tile(x, (times, 1)), np.zeros(40 * times, dtype=int)
+        result = certify_model(model, None, rows, bound=bound, source=own, independent=True)
+        assert result.valid and result.terms["n"].item() == 40
+        return result
+
+    for epsilon in (0.001, 0.02, 0.1):  # what is private in rows is so thrice less in draws that stand there thrice
+        assert certified(3, epsilon).value >= certified(1, 3 * epsilon).value - 1e-12
+    assert certified(1, 0.02).prior.rows is None and certified(1, 0.02, 60).prior.rows == 60
+    assert certified(3, 0.02, 150).prior.rows == 150 - 120 + 40 * 3**2
+
+
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("name", ["holdout-chernoff", "holdout-kl", "holdout-hoeffding", "holdout-betting"])
 def test_a_predictor_has_the_bound_that_was_asked_for(name: str, times: int) -> None:
