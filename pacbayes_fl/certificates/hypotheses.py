@@ -143,12 +143,10 @@ def _log_probs(model: Any, place: Sequence[int], count: int, x: Any) -> Any:
 def _evaluated(model: nn.Module, x: Any) -> Any:
     """Call a module without its dropout, and leave every layer in the mode that it had."""
     training = [each for each in model.modules() if each.training]
-    model.eval()
-    try:
-        return _called(model, x)
-    finally:
-        for each in training:
-            each.training = True
+    result = _called(model.eval(), x)
+    for each in training:
+        each.training = True
+    return result
 
 
 def _called(model: nn.Module, x: Any) -> Any:

@@ -125,9 +125,8 @@ def _search(options: argparse.Namespace, names: Sequence[str], sets: Sequence[st
         elif written:
             say(f"study: {out}")
             if (own := Study.from_toml(out).method.name) not in chosen:
-                say(
-                    f"the study's own method, {own}, was not searched: --set method.name={next(iter(chosen))} runs another"
-                )
+                other = f"--set method.name={next(iter(chosen))} runs another"
+                say(f"the study's own method, {own}, was not searched: {other}")
 
 
 def _tunable(options: argparse.Namespace, names: Sequence[str], sets: Sequence[str]) -> list[str]:
