@@ -141,11 +141,11 @@ def _log_probs(model: Any, place: Sequence[int], count: int, x: Any) -> Any:
 
 
 def _evaluated(model: nn.Module, x: Any) -> Any:
-    """Call a module without its dropout."""
-    training = model.training
-    model.eval()
-    result = _called(model, x)
-    model.train(training)
+    """Call a module without its dropout, and leave every layer in the mode that it had."""
+    training = [each for each in model.modules() if each.training]
+    result = _called(model.eval(), x)
+    for each in training:
+        each.training = True
     return result
 
 

@@ -87,6 +87,7 @@ def _target(options: argparse.Namespace) -> Path:
 
 def _search(options: argparse.Namespace, names: Sequence[str], sets: Sequence[str], out: Path) -> None:
     """Search configurations of methods, one after another, and write down what was chosen after each."""
+    from pacbayes_fl.study.file import Study
     from pacbayes_fl.study.search import tune
     from pacbayes_fl.study.search.trials import Trials
 
@@ -123,6 +124,9 @@ def _search(options: argparse.Namespace, names: Sequence[str], sets: Sequence[st
             print(json.dumps({"study": str(out), "methods": found}, indent=1))
         elif written:
             say(f"study: {out}")
+            if (own := Study.from_toml(out).method.name) not in chosen:
+                other = f"--set method.name={next(iter(chosen))} runs another"
+                say(f"the study's own method, {own}, was not searched: {other}")
 
 
 def _tunable(options: argparse.Namespace, names: Sequence[str], sets: Sequence[str]) -> list[str]:
@@ -132,7 +136,8 @@ def _tunable(options: argparse.Namespace, names: Sequence[str], sets: Sequence[s
     spaces = {name: tune.searched(options.study, name, sets) for name in names}
     useless = ", ".join(name for name, space in spaces.items() if not space)
     if not any(spaces.values()):
-        raise StudyError(f"nothing to tune in {useless}", hint="it has no search space, or --set fixes all of it")
+        hint = "it has no search space, which a Recipe of one's own gives as search, or --set fixes all of it"
+        raise StudyError(f"nothing to tune in {useless}", hint=hint)
     if useless and not options.quiet:
         say(f"note: nothing to tune in {useless}, left out", file=sys.stderr)
     return [name for name, space in spaces.items() if space]

@@ -217,7 +217,8 @@ class SampledMixture:
                 return self
             raise StudyError(
                 f"{self.kind} targets are whole numbers, which cannot be shifted or scaled",
-                hint="train and predict on counts as they are; scale the inputs alone",
+                hint="scale the inputs alone, and train, predict and score counts by run_rounds, join and metrics: "
+                "runs of studies score in standardised units",
             )
         before = torch.zeros_like(loc) if self.loc is None else self.loc
         size = torch.ones_like(scale) if self.scale is None else self.scale

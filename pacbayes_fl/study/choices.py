@@ -43,7 +43,8 @@ tenth, particles that move by Adam are still where they were drawn, and too few 
 
 _SHARED: Final = (ROUNDS, TEMPERATURE)
 
-_NETWORKS: Final = frozenset(("mean_widths", "kernel_widths", "feature_dim"))
+NETWORKS: Final = frozenset(("mean_widths", "kernel_widths", "feature_dim"))
+"""What [model] says of the networks of a Gaussian process, which is idle where it has none."""
 
 FEW: Final = 100
 """Training rows of a client up to which the values that were looked at with 250 are not taken."""
@@ -240,7 +241,7 @@ def _own_rows(recipe: Recipe, task: object, model: JsonMapping) -> dict[str, dic
     idle = set() if task == "classification" else {"temperature"}
     if model.get("likelihood") == "student-t":  # which says itself what shape errors have
         idle.add("residuals")
-    if model.get("linear") == "none" or not _NETWORKS.isdisjoint(model):  # nothing beside them, or asked for
+    if model.get("linear") == "none" or not NETWORKS.isdisjoint(model):  # nothing beside them, or asked for
         idle.add("networks")
     own = recipe.own_rows.items()
     return {part: {n: v for n, v in values.items() if part != "model" or n not in idle} for part, values in own}

@@ -51,7 +51,7 @@ class GPModel:
             paper; "zero"; or "ridge", at the ridge regression of all existing clients' training rows, of which each
             sends sums once, and at the noise that it leaves. "auto" is "ridge" for federated methods, or "zero" where
             nobody may know anything of others' rows, and "none" for methods whose clients are alone or whose rows are
-            pooled.
+            pooled, or "zero" of these where `networks` is false.
         noise_widths: hidden units of the layers of a network that gives every input a noise of its own; "constant" is
             one noise for all inputs, as in the paper, an empty list a linear one.
         noise_spread: standard deviation of the noise network's weights, relative to that of the hyper-prior.
@@ -115,7 +115,9 @@ class GPModel:
         """
         if self.linear == "auto":
             start: Literal["none", "zero", "ridge"] = "zero" if private or folds else "ridge"
-            return replace(self, linear=start if recipe.rounds else "none").settled(recipe, private, folds)
+            if not recipe.rounds:  # without networks nothing but linear parts knows the inputs
+                start = "none" if self.networks else "zero"
+            return replace(self, linear=start).settled(recipe, private, folds)
         if self.linear_kernel == "auto":
             return replace(self, linear_kernel=self.linear != "none").settled(recipe, private, folds)
         if self.networks is not True and self.linear == "none" and not self.linear_kernel:

@@ -397,7 +397,7 @@ def taken(trained: Trained, path: Path | str, there: Collection[str], clients: S
     known = [name for group in trained.groups.values() for name in group.train.names]
     strange = [name for name in clients or there if name not in known]
     if strange and (clients or len(strange) == len(there)):
-        hint = f"it knows {', '.join(known[:6])}, ...; join is for clients that never trained"
+        hint = f"it knows {listed(known)}; join is for clients that never trained"
         raise DataError("the run does not know it", client=strange[0], hint=hint)
     if missing := [name for name in clients if name not in there]:
         raise DataError(f"{path} has no rows of it", client=missing[0])

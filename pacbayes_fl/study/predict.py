@@ -109,7 +109,7 @@ def predict(trained: Trained, client: str, path: Path | str | Tensor, later: Pat
                 part, state = from_table(known, part, state, later)
             return _require_finite([_predict(known, state, part, client, _checked(known, client, x))])[0]
     names = [name for group in trained.groups.values() for name in group.train.names]
-    raise DataError("the run does not know it", client=client, hint=f"it knows {', '.join(names[:6])}, ...")
+    raise DataError("the run does not know it", client=client, hint=f"it knows {listed(names)}")
 
 
 def join(trained: Trained | Served, path: Path | str) -> JsonTable:

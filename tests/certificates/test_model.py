@@ -114,6 +114,9 @@ def test_a_module_takes_arrays_as_tensors_of_its_own_type() -> None:
     fixed = certify_model(dropout, rows=(x, y), **FINE)
     wrong = (linear(torch.from_numpy(x).float()).argmax(1).numpy() != y).mean()
     assert fixed.terms["risk"].item() == pytest.approx(wrong, abs=1e-6) and dropout.training
+    dropout[1].eval()  # as who freezes a layer does
+    certify_model(dropout, rows=(x, y), **FINE)
+    assert [each.training for each in dropout.modules()] == [True, True, False]
     words, places = nn.Embedding(80, 2), np.arange(80)
     told = certify_model(words, rows=(places, y), **FINE)
     assert told.terms["risk"].item() == pytest.approx((words.weight.argmax(1)[places].numpy() != y).mean())

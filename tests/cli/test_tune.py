@@ -81,7 +81,9 @@ def test_tune_leaves_out_what_has_nothing_to_tune(call: Call, monkeypatch: pytes
     code, out, err = call(*arguments)
     assert (code, names) == (0, ["vanilla-gp", "pfedgp"])
     assert err.splitlines()[0] == "note: nothing to tune in ridge, pooled-ridge, left out"
-    assert [line.split(":")[0] for line in out.splitlines()] == ["vanilla-gp", "pfedgp", "study"]
+    *lines, last = out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["vanilla-gp", "pfedgp", "study"]
+    assert last == "the study's own method, pac-pfl, was not searched: --set method.name=vanilla-gp runs another"
     assert call(*arguments, "--quiet").err == ""
     names.clear()
     assert_one_line(call("tune", "tiny.toml", "--methods", "pfedgp,rigde"), "unknown method 'rigde'")
@@ -150,7 +152,7 @@ def test_a_search_draws_by_the_seed_of_the_study_wherever_it_is_said(
 
 def test_what_tune_refuses(call: Call, tmp_path: Path) -> None:
     nothing = call("tune", "tiny.toml", "--methods", "ridge,pooled-ridge", "--out", "deep/best.toml")
-    assert_one_line(nothing, "nothing to tune in ridge, pooled-ridge (")
+    assert_one_line(nothing, "nothing to tune in ridge, pooled-ridge (it has no search space, which a Recipe")
     for_both = ("tune", "tiny.toml", "--methods", "ridge,vanilla-gp", "--out", "deep/best.toml")
     assert_one_line(call(*for_both, "--budget", 0), "budget must be at least 1, got 0")
     assert_one_line(call(*for_both, "--folds", 1), "folds must be at least 2, got 1")

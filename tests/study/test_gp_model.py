@@ -55,6 +55,9 @@ def test_a_prior_without_networks_needs_linear_parts(word: str) -> None:
         assert tiny(f"model.networks={word}", "model.linear=none", parts).model.networks is not True
     with pytest.raises(StudyError, match=r"\[model\] networks = .* leaves no part of the prior that knows the inputs"):
         tiny(f"model.networks={word}", "model.linear=none")
+    for name in ("vanilla-gp", "pooled-gp", "ard-gp"):  # whose "auto" is "none" beside networks
+        assert tiny(f"method.name={name}", "model.networks=false").model.linear == "zero"
+        assert tiny(f"method.name={name}").model.linear == "none"
 
 
 def test_a_prior_without_networks_is_a_regression_with_coefficients_of_clients_own() -> None:

@@ -211,7 +211,14 @@ def searched(path: Path | str, method: str, sets: Sequence[str] = ()) -> Search:
     base = Study.from_table(table, where, [*sets, f"method.name={method}"])
     space = {key: OneOf(values) for key, values in _open(base).items()} | {**base.recipe.search}
     given = assigned(table, sets)[1]
-    return {key: one for key, one in space.items() if not _holds(given, key)}
+    return _counting({key: one for key, one in space.items() if not _holds(given, key)}, base)
+
+
+def _counting(values: Mapping[str, Any], study: Study) -> dict[str, Any]:
+    """Leave out the widths of networks where the values, or else the study, have none."""
+    networks = values.get("model.networks", getattr(study.model, "networks", True))
+    idle = set() if networks else {f"model.{name}" for name in choices.NETWORKS}
+    return {key: value for key, value in values.items() if key not in idle}
 
 
 def _open(study: Study) -> dict[str, tuple[Any, ...]]:
@@ -281,7 +288,7 @@ def tune(
     seed = base.seed if seed is None else seed
     others = candidates(search, budget - 1, seed) if search.keys() - {_ROUNDS} else []  # one run visits all rounds
     first = {key: values[0] for key, values in _open(base).items() if key != _ROUNDS}
-    for number, values in enumerate([first, *(first | other for other in others)]):
+    for number, values in enumerate([first, *(_counting(first | other, base) for other in others)]):
         if (result := log.known(method, number, values)) is None:
             chosen = [f"{key}={settings.to_value(value)}" for key, value in values.items()]
             study = Study.from_table(table, where, [*sets, f"method.name={method}", *chosen])

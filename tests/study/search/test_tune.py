@@ -255,6 +255,20 @@ def test_what_a_study_leaves_open_is_searched(tmp_path: Path, monkeypatch: pytes
     assert [trial.values["method.clusters"] for trial in trials] == numbers
 
 
+def test_widths_of_networks_are_searched_where_there_are_networks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune, "cross_validate", Scorer())
+    path, widths = write_study(tmp_path), {"model.mean_widths", "model.kernel_widths"}
+    for name in ("pac-pfl", "pfedgp", "vanilla-gp", "pooled-gp"):
+        assert {*tune.searched(path, name, ["model.networks=false"])} == {*tune.searched(path, name)} - widths
+    write_study(tmp_path, TABLE | {"model": TABLE["model"] | {"networks": "held-out"}})
+    _, trials = tune.tune(path, "pfedgp", 9, 2)
+    networks = [bool(trial.values["model.networks"]) for trial in trials[len(STEPS) + 1 :]]
+    assert {*networks} == {True, False}
+    assert [len(widths & trial.values.keys()) for trial in trials[len(STEPS) + 1 :]] == [2 * one for one in networks]
+
+
 def test_one_run_is_enough_where_only_rounds_are_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scorer = Scorer()
     monkeypatch.setattr(tune, "cross_validate", scorer)
