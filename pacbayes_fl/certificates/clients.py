@@ -116,7 +116,7 @@ def certify(
         holdout={name: bounds.to_record(part.holdout) for name, part in parts.items() if part.holdout is not None},
         labels=labels_of(trained, request, groups)
         | {"left_out": {k: v for p in parts.values() for k, v in p.left_out.items()}},
-        number=None if trained.folder is None or uncounted else turn.number,
+        number=turn.number if trained.folder is not None and any(part.lines for part in parts.values()) else None,
         model=model,
     )
     if table.clients:  # else nobody has seen a number

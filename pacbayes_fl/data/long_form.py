@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.layout import CLASSES
-from pacbayes_fl.errors import DataError, shown
+from pacbayes_fl.errors import DataError, caller_stacklevel, counted, listed, shown
 
 _LONG_FORM = MappingProxyType(  # R rows, d features, C clients
     {"x": "Rd", "y": "R", "client": "R", "test": "R", "client_name": "C", "client_new": "C"}
@@ -86,6 +88,29 @@ def stated_or_counted(where: str, labels: Mapping[str, Tensor], stated: int | No
             what = f"label {label:g} is none of the {stated} classes 0 to {stated - 1} that data.classes states"
             raise DataError(what, client=name, hint="state as many as anybody has, at all nodes alike")
     return stated
+
+
+def check_learned(where: str, classes: int, trained: Tensor, others: Tensor) -> None:
+    """Warn of classes that nobody learns.
+
+    Args:
+        where: what warnings call the labels.
+        classes: their number.
+        trained: labels [m] of the rows of training of all clients that train.
+        others: labels [n] of all other rows.
+
+    Warns:
+        UserWarning: of classes that no row of training has, and of the rows that are of them.
+    """
+    missing = torch.bincount(trained, minlength=classes) == 0
+    if not bool(missing.any()):
+        return
+    labels, count = listed([str(k) for k in missing.nonzero().flatten().tolist()]), int(missing[others].sum())
+    known = f"nobody learns it, and {counted(count, 'row')} of test or of new clients hold it"
+    what = f"{where}: no row of training has label {labels} of the classes 0 to {classes - 1}"
+    what += f": {known}" if count else ", nor any other row"
+    hint = "labels that do not begin at 0, or leave numbers out, are better numbered 0, 1, 2, ..."
+    warnings.warn(f"{what} ({hint})", stacklevel=caller_stacklevel())
 
 
 def check_arrays(arrays: Mapping[str, Array]) -> tuple[tuple[int, ...], int | None]:

@@ -22,7 +22,7 @@ from pacbayes_fl.data.encoding import check_client_features, encoded
 from pacbayes_fl.data.history import History
 from pacbayes_fl.data.layout import Layout, Span
 from pacbayes_fl.data.leaks import check_leaks
-from pacbayes_fl.data.long_form import check_arrays, known_numbers, stated_or_counted
+from pacbayes_fl.data.long_form import check_arrays, check_learned, known_numbers, stated_or_counted
 from pacbayes_fl.errors import DataError
 
 Rows = list[tuple[Tensor, Tensor]]  # (x [m, d], y [m]) of each client
@@ -423,6 +423,11 @@ def _of_table(
                 groups[label] = replace(groups[label], times=Times(*(pad_sequence(p, batch_first=True) for p in cut)))
     if "existing" not in groups:
         raise DataError(f"{where} has no existing client", hint="at least one client must take part in the training")
+    if classes is not None and layout.classes is None:  # where they are stated, nothing is told of the labels
+        parts = [batch for group in groups.values() for batch in (group.train, group.test)]
+        trains = groups["existing"].train
+        others = torch.cat([batch.y[batch.mask] for batch in parts if batch is not trains])
+        check_learned(where, classes, trains.y[trains.mask], others)
     by = f"by column {layout.time!r}" if table.times is not None else by
     amount = f"{test[0]:g} of each client" if test[1] is None else f"{test[1]} of each client"
     provenance: dict[str, Any] = {

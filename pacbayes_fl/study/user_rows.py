@@ -50,7 +50,8 @@ def read(
         The table, in the order of the file; x is NaN where a feature is missing and not filled in.
 
     Raises:
-        DataError: as `user_tables.read_table`; or when a row's bounds of the target are not in order.
+        DataError: as `user_tables.read_table`; or when a row's bounds of the target are not in order, or its
+            label is none of the run's.
     """
     made, path = [column.name for column in schema.features], Path(path)
     medians = _medians(groups) if data.missing == "median" else {}
@@ -77,10 +78,21 @@ def read(
             raise
         hint = f"mend the row or leave it out: this run keeps the [data] of its training; of another, {error.hint}"
         raise DataError(error.message, client=error.client, hint=hint) from error
+    if schema.classes is not None:
+        _check_known(table, schema.classes)
     bounds = bounds_of(data, made)
     for name, (x, _) in table.clients.items():
         bounds.check_rows(name, x, table.place)
     return table
+
+
+def _check_known(table: user_tables.Table, classes: int) -> None:
+    """Refuse a label that is none of the run's, by its place in the file."""
+    for name, (_, y) in table.clients.items():
+        for row in (y >= classes).nonzero().flatten().tolist():  # NaN is at least nothing
+            what = f"{table.place(name, row)}: label {y[row]:g} is none of the {classes} classes 0 to {classes - 1}"
+            hint = "leave the row out, or train a run on rows of that class too"
+            raise DataError(f"{what} that the run knows", client=name, hint=hint)
 
 
 _LAGS: Final = "; a lag needs the value that long before, in this table or in the rows that the run has"

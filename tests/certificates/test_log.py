@@ -168,7 +168,9 @@ def test_half_a_line_counts_as_a_request(folder: Path) -> None:
 
 def test_a_request_that_got_no_number_is_not_counted(tmp_path: Path) -> None:
     run(on_csv(write_csv(tmp_path / "rows.csv", rows()), *QUICK), tmp_path / "run")
-    assert not asked(tmp_path / "run").clients
+    tables = [asked(tmp_path / "run", request) for request in (Request(), Request("catoni", beta=1.0))]
+    assert not any(table.clients for table in tables) and [table.number for table in tables] == [None, None]
+    assert tables[0].reasons == tables[1].reasons  # not that the file has lost the first
     assert not (tmp_path / "run" / FILE).exists()
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 
-from pacbayes_fl.data.long_form import check_arrays, count_classes, known_numbers, stated_or_counted
+from pacbayes_fl.data.long_form import check_arrays, check_learned, count_classes, known_numbers, stated_or_counted
 from pacbayes_fl.errors import DataError
 
 
@@ -33,6 +35,20 @@ def test_classes_that_are_stated_are_no_function_of_the_labels() -> None:
         stated_or_counted("t", LABELS, 2)
     with pytest.raises(DataError, match=r"t has only the label 0 \(.*data\.classes says"):
         stated_or_counted("t", {"a": LABELS["b"] * 0}, None)
+
+
+def test_labels_that_no_row_of_training_has_are_named_with_the_rows_that_have_them() -> None:
+    """Nobody learns them: labels that begin at 1 or have gaps, and those of test rows and new clients alone."""
+    trained = torch.tensor([1, 3])
+    with pytest.warns(
+        UserWarning, match=r"^t: no row of training has label 0, 2 of the classes 0 to 3, nor any other row"
+    ):
+        check_learned("t", 4, trained, trained)
+    with pytest.warns(UserWarning, match=r"has label 0 of the classes 0 to 3: .* 2 rows .*\(labels that do not begin"):
+        check_learned("t", 4, torch.tensor([1, 2, 3]), torch.tensor([0, 0, 1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_learned("t", 2, torch.tensor([1, 0]), torch.tensor([1]))
 
 
 def test_a_file_may_state_more_classes_than_labels_may_tell_of() -> None:

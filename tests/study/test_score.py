@@ -84,3 +84,6 @@ def test_labels_are_scored_by_the_metrics_of_classifiers(tmp_path: Path) -> None
     reported = records.load(tmp_path / "run")
     for name in ("pm.accuracy", "pm.nll", "gm.accuracy"):
         assert got.result.column("existing", name) == pytest.approx(reported.column("existing", name))
+    odd = [row | {"y": float(2 * (k == 4))} for k, row in enumerate(asked(table)[:6])]
+    with pytest.raises(DataError, match=r"client 'existing_0': .*line 6: label 2 is none of the 2 classes 0 to 1"):
+        score(run.open_run(tmp_path / "run"), write_csv(tmp_path / "odd.csv", odd))

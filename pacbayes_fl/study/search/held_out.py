@@ -271,7 +271,10 @@ def _after_training(
     result, below_chance = _trial(study, spared.dataset, study.plan.rounds, wanted)
     rule = _words(study.plan.rounds, spared)
     for one in result:
-        tell(", ".join(f"{name}={value}" for name, value in one.values.items()) or "temperature=1.0", one.score)
+        tell(
+            ", ".join(f"{name}={value}" for name, value in one.values.items()) or f"temperature={one.temperature:.3g}",
+            one.score,
+        )
     _doubt(below_chance, spared)
     known = [one for one in result if math.isfinite(one.score)]
     best = max(known, key=lambda one: one.score, default=None)

@@ -292,9 +292,10 @@ def test_rules_and_variances_are_chosen_together_and_after_what_training_needs(
 def test_a_temperature_makes_held_out_rows_most_likely(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand, on a grid; and the run predicts with it, remembers it, and tells."""
     one, dataset = left_open(root, *TEMPERED), no_validation(load(left_open(root, *TEMPERED)))
-    trained = counted(monkeypatch)
-    chosen, notes = choose(one, dataset)
+    trained, told = counted(monkeypatch), list[RoundRecord]()
+    chosen, notes = choose(one, dataset, told.append)
     result = notes["model.temperature"]["chosen"]
+    assert dict(told[0].values) == {f"temperature={result:.3g}": notes["model.temperature"]["scores"][str(result)]}
     assert trained == [3] and chosen == left_open(root, *TEMPERED, f"model.temperature={result!r}")
     rest, held = split.stratified_folds(dataset.groups["existing"].train, 5)[0]
     method, groups = prepare(
