@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from pacbayes_fl.data import cells, clock, twins, user_tables
+from pacbayes_fl.data import cells, class_labels, clock, twins
 from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.tables import Dataset
 from pacbayes_fl.errors import counted, listed
@@ -242,5 +242,5 @@ def _outliers(columns: Sequence[str], rows: Mapping[str, _Rows], labels: bool) -
 
 def _labels(dataset: Dataset, rows: Mapping[str, _Rows]) -> Iterator[Finding]:
     values = np.concatenate([one.values[:, -1] for one in rows.values()])
-    if dataset.classes is None and user_tables.like_labels(values.tolist()):
-        yield Finding("labels", *user_tables.labels_said(dataset.target.name, float(values.max())))
+    if dataset.classes is None and (labels := class_labels.like_labels(values.tolist())):
+        yield Finding("labels", *class_labels.labels_said(dataset.target.name, labels))

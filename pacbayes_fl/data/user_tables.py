@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl import settings
-from pacbayes_fl.data import cells, csv_text, memory, user_features
+from pacbayes_fl.data import cells, class_labels, csv_text, memory, user_features
 from pacbayes_fl.data.cells import Cells
 from pacbayes_fl.data.history import History
 from pacbayes_fl.data.layout import DERIVED, Feature, Layout
@@ -24,10 +24,6 @@ from pacbayes_fl.errors import DataError, caller_stacklevel, counted, listed, sh
 
 TABLES = (".csv", ".parquet")
 """How the names of users' tables end."""
-LEARN_LABELS: Final = "which methods on networks learn, such as method.name = 'pfedbayes' or 'fedavg'"
-"""What advice on labels says behind the word."""
-FEW: Final = 6  # words of a target that are numbered one by one
-_CLASSES = 20  # distinct whole numbers that may be labels
 _PER_CELL = 100  # bytes in memory for each cell of a Parquet table, whose own bytes say little of it
 _NONE: Mapping[str, Any] = MappingProxyType({})
 Task = Literal["regression", "classification"]
@@ -255,8 +251,8 @@ def _advice(target: Cells, layout: Layout) -> str | None:
     first = target.values[:100]  # which say it as well as all, and most tables have no such error
     if 2 * sum(isinstance(value, str) and value.strip()[:1].isalpha() for value in first) > len(first):
         return (
-            f"{numbered({str(one).strip() for one in target.values if not cells.is_gap(one)})}; "
-            f"data.task = 'classification' says that they are labels, {LEARN_LABELS}"
+            f"{class_labels.numbered({str(one).strip() for one in target.values if not cells.is_gap(one)})}; "
+            f"data.task = 'classification' says that they are labels, {class_labels.LEARN_LABELS}"
         )
     return cells.MISSING_HINT if layout.missing == "refuse" and "" in target.values else None
 
@@ -402,48 +398,3 @@ def sorted_by_time(table: Table, times: Mapping[str, Tensor], time: str | None) 
         what = f"{rows} come at the time of the row before, by column {time!r}"
         warnings.warn(f"{what}: they stay in the order of the file", stacklevel=caller_stacklevel())
     return result
-
-
-def numbered(words: Collection[str]) -> str:
-    """Say how words become labels.
-
-    Args:
-        words: of a column of classes.
-
-    Returns:
-        Such as "classes are numbered 0, 1, 2, ... in the table: 0 for 'N', 1 for 'Y'".
-    """
-    each = ", ".join(f"{k} for {shown(word)}" for k, word in enumerate(sorted(words)))
-    return "classes are numbered 0, 1, 2, ... in the table" + (f": {each}" if len(words) <= FEW else "")
-
-
-def labels_said(name: str, largest: float) -> tuple[str, str]:
-    """Say that targets look like labels, and what may be done.
-
-    Args:
-        name: of the target.
-        largest: of its values.
-
-    Returns:
-        What they look like, and the advice.
-    """
-    kinds = "0 and 1 alone, as which True and False are read," if largest == 1 else f"whole numbers 0 to {largest:g},"
-    advice = f"data.task = 'classification' takes them for labels of classes, {LEARN_LABELS}"
-    return f"{name} holds {kinds} and is learned as numbers", f"{advice}; 'regression' says that they are numbers"
-
-
-def like_labels(values: Iterable[Any]) -> bool:
-    """Say whether targets look like labels: whole numbers 0, 1, ..., C-1, each of which comes twice on average.
-
-    Args:
-        values: of the column; True and False are 1 and 0.
-
-    Returns:
-        Whether they do, for C of at most 20.
-    """
-    try:
-        numbers = [float(cells.true_or_false(value)) for value in values]
-    except (TypeError, ValueError):
-        return False
-    kinds = set(numbers)
-    return 2 <= len(kinds) <= min(_CLASSES, len(numbers) // 2) and kinds == set(map(float, range(len(kinds))))

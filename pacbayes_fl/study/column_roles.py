@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from pacbayes_fl.data import cells, times, user_tables
+from pacbayes_fl.data import cells, class_labels, times
 from pacbayes_fl.data.layout import Layout
 from pacbayes_fl.errors import StudyError, counted, shown
 
@@ -168,8 +168,8 @@ def not_target(name: str, values: Values, taken: str) -> str:
     held = words(values)
     what = "dates" if dates([value for value in values if not cells.is_gap(value)]) or like_dates(held) else "words"
     said = f"column {name!r} holds {what} and was not taken for the target, but {taken!r}, the last of numbers"
-    if what == "words" and len(held) <= user_tables.FEW:
-        return f"{said}; {user_tables.numbered(held)}, and then --target {name} --method pfedbayes learns them"
+    if what == "words" and len(held) <= class_labels.FEW:
+        return f"{said}; {class_labels.numbered(held)}, and then --target {name} --method pfedbayes learns them"
     return f"{said}; --target names another"
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl import settings
-from pacbayes_fl.data import archives, scaling, split, tables, user_tables
+from pacbayes_fl.data import archives, class_labels, scaling, split, tables, user_tables
 from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.client_blocks import by_block
@@ -170,8 +170,8 @@ def _warn_of_labels(dataset: tables.Dataset) -> None:
     """Warn of numbers that are learned as such and look like classes."""
     batches = [batch for group in dataset.groups.values() for batch in (group.train, group.test)]
     values = torch.cat([batch.y[batch.mask] for batch in batches]).tolist()
-    if user_tables.like_labels(values):
-        what, hint = user_tables.labels_said(f"column {dataset.target.name!r}", max(values))
+    if labels := class_labels.like_labels(values):
+        what, hint = class_labels.labels_said(f"column {dataset.target.name!r}", labels)
         warnings.warn(f"{what}: {hint}", stacklevel=caller_stacklevel())
 
 

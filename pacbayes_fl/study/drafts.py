@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from pacbayes_fl import settings
-from pacbayes_fl.data import sides, split, user_tables
+from pacbayes_fl.data import class_labels, sides, split, user_tables
 from pacbayes_fl.data.layout import span
 from pacbayes_fl.data.tables import Dataset
 from pacbayes_fl.errors import DataError, StudyError, listed
@@ -109,7 +109,7 @@ def _impossible(study: Study, dataset: Dataset) -> list[str]:
     batches = [batch for group in dataset.groups.values() for batch in (group.train, group.test)]
     values = np.concatenate([batch.y[batch.mask].cpu().numpy() for batch in batches])
     low, high = float(values.min()), float(values.max())
-    if not 0 <= low < high or user_tables.like_labels(values.tolist()):
+    if not 0 <= low < high or class_labels.like_labels(values.tolist()):
         return []
     name = dataset.target.name
     if high <= 1 and bool((values % 1).any()):

@@ -10,7 +10,7 @@ from textwrap import wrap
 from typing import Final, NamedTuple
 
 from pacbayes_fl import settings
-from pacbayes_fl.data import cells, user_tables
+from pacbayes_fl.data import cells, class_labels, user_tables
 from pacbayes_fl.data.layout import Layout
 from pacbayes_fl.errors import StudyError, counted, shown
 from pacbayes_fl.files import JsonMapping, JsonTable
@@ -33,7 +33,7 @@ class Columns(NamedTuple):
         client: name of the column of clients.
         target: name of the target.
         time: name of the column of times, if there is one.
-        labels: whether the targets look like labels 0, 1, 2, ...
+        labels: that the targets look like; none where they look like numbers.
         categorical: names of the columns of words of which there are few.
         features: names of the columns that are features, where some cannot be; empty where all are.
         gaps: whether values are missing.
@@ -44,7 +44,7 @@ class Columns(NamedTuple):
     client: str
     target: str
     time: str | None
-    labels: bool
+    labels: tuple[int, ...]
     categorical: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     gaps: bool = False
@@ -101,7 +101,7 @@ def look(path: Path, client: str | None = None, target: str | None = None, time:
         if target != meant:
             remarks.append(column_roles.not_target(meant, free[meant], target))
         free.pop(target)
-    labels = user_tables.like_labels(value for value in columns[target] if not cells.is_gap(value))
+    labels = class_labels.like_labels(value for value in columns[target] if not cells.is_gap(value))
     used, categorical, said = _features(path, free, where)
     remarks += said
     gaps = any(cells.is_gap(value) for name in (target, *used) for value in columns[name])
@@ -200,9 +200,7 @@ def write(data: Path, method: str, out: Path, columns: Columns) -> Written:
     labels = f"{dataset.classes} classes" if dataset.classes else "numbers"
     head = [f"A study of {data.name}: {counted(clients, 'client')}, targets that are {labels}; features: {features}."]
     if columns.labels and not dataset.classes:
-        head.append(
-            f"The targets could be labels of classes, {user_tables.LEARN_LABELS}: data.task = 'classification'."
-        )
+        head.append("; ".join(class_labels.labels_said(f"Column {columns.target!r}", columns.labels)) + ".")
     remarks = (*columns.remarks, *said)
     head += [f"{remark[0].upper()}{remark[1:]}." for remark in remarks]
     head.append("Lines that begin with # and a name are options at their defaults: take the # away to change one.")
@@ -236,7 +234,7 @@ def values_of(data: Path, columns: Columns, method: str) -> JsonTable:
         part["missing"] = "drop"
     part |= dict.fromkeys(columns.own_marks, settings.NONE)
     recipe = METHODS.get(method)
-    if columns.labels and recipe is not None and "classification" in recipe.learns:
+    if class_labels.are_numbered(columns.labels) and recipe is not None and "classification" in recipe.learns:
         part["task"] = "classification"
     private = {"epsilon": settings.NONE}  # which a table [privacy] has to say
     return {"name": data.stem, "data": part, "method": {"name": method}, "privacy": private}

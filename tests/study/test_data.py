@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import data_gen
-from pacbayes_fl.data import tables, user_tables
+from pacbayes_fl.data import class_labels, tables
 from pacbayes_fl.data.archives import read_npz
 from pacbayes_fl.data.scaling import settle, untouched
 from pacbayes_fl.errors import DataError, StudyError
@@ -267,7 +267,7 @@ def test_a_validation_row_that_is_a_training_row_is_refused(tmp_path: Path) -> N
 
 
 def test_methods_that_advice_on_labels_names_learn_them() -> None:
-    named = re.findall(r"'(\w+)'", user_tables.LEARN_LABELS)
+    named = re.findall(r"'(\w+)'", class_labels.LEARN_LABELS)
     assert named and all("classification" in METHODS[name].learns for name in named)
 
 
@@ -276,16 +276,26 @@ def labelled_table(path: Path, values: list[float]) -> Study:
     return Study.from_table({"data": {"source": str(write_csv(path, rows)), "test": {"share": 0.5}}})
 
 
-def test_whole_numbers_that_look_like_classes_are_learned_as_numbers_with_a_warning(tmp_path: Path) -> None:
-    study = labelled_table(tmp_path / "digits.csv", [0.0, 1, 2, 2, 1, 0, 1, 1])
-    with pytest.warns(UserWarning, match=r"column 'y' holds whole numbers 0 to 2, .* data\.task = 'classification'"):
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([0.0, 1, 2, 2, 1, 0, 1, 1], r"whole numbers 0 to 2, and .*numbers: data\.task = 'classification'"),
+        ([1.0, 2, 3, 3, 1, 1, 2, 2], r"whole numbers 1 to 3, and .* where the table numbers them 0 to 2, data\.task"),
+        ([-1.0, 1, 1, 1, -1, 1, -1, 1], r"-1 and 1 alone, and .* where the table numbers them 0 to 1, data\.task"),
+    ],
+)
+def test_whole_numbers_that_look_like_classes_are_learned_as_numbers_with_a_warning(
+    tmp_path: Path, values: list[float], words: str
+) -> None:
+    study = labelled_table(tmp_path / "digits.csv", values)
+    with pytest.warns(UserWarning, match=f"column 'y' holds {words}"):
         assert load(study).classes is None
 
 
 @pytest.mark.parametrize(
     ("values", "task"),
     [([0.0, 1, 2, 2, 1, 0, 1, 1], "regression"), ([0.0, 1, 2, 2, 1, 0, 1, 1], "classification")]
-    + [(values, "auto") for values in ([0.0, 1, 2, 3, 4, 5, 6, 0], [0.5, 1, 2, 2, 1, 0, 1, 1], [1.0, 2, 2, 1, 1, 1])],
+    + [(values, "auto") for values in ([0.0, 1, 2, 3, 4, 5, 6, 0], [0.5, 1, 2, 2, 1, 0, 1, 1], [2.0, 4, 6, 2, 4, 6])],
 )
 def test_other_numbers_and_those_that_are_meant_are_taken_in_silence(
     tmp_path: Path, values: list[float], task: Any

@@ -51,21 +51,21 @@ def month(k: int, i: int) -> str:
 @pytest.mark.parametrize(
     ("more", "given", "columns"),
     [
-        ({}, {}, Columns("client", "y", None, False)),
-        ({"client": None, "house": lambda k, i: f"h{k}"}, {}, Columns("house", "y", None, False)),
-        ({"when": month}, {}, Columns("client", "y", "when", False)),
-        ({"y": None, "price": lambda k, i: i + 0.5}, {}, Columns("client", "price", None, False)),
-        ({"y": lambda k, i: i % 3}, {}, Columns("client", "y", None, True)),
-        ({"y": lambda k, i: i % 3 + 1}, {}, Columns("client", "y", None, False)),  # labels begin at 0
-        ({"y": lambda k, i: 8 * k + i}, {}, Columns("client", "y", None, False)),  # each comes once: a number
-        ({"split": lambda k, i: "test" if i > 5 else "train"}, {}, Columns("client", "y", None, False)),
-        ({"client": None, "id": lambda k, i: k}, {"client": "id"}, Columns("id", "y", None, False)),
-        ({"step": lambda k, i: i}, {"time": "step", "target": "x"}, Columns("client", "x", "step", False)),
+        ({}, {}, Columns("client", "y", None, ())),
+        ({"client": None, "house": lambda k, i: f"h{k}"}, {}, Columns("house", "y", None, ())),
+        ({"when": month}, {}, Columns("client", "y", "when", ())),
+        ({"y": None, "price": lambda k, i: i + 0.5}, {}, Columns("client", "price", None, ())),
+        ({"y": lambda k, i: i % 3}, {}, Columns("client", "y", None, (0, 1, 2))),
+        ({"y": lambda k, i: i % 3 + 1}, {}, Columns("client", "y", None, (1, 2, 3))),
+        ({"y": lambda k, i: 8 * k + i}, {}, Columns("client", "y", None, ())),  # each comes once: a number
+        ({"split": lambda k, i: "test" if i > 5 else "train"}, {}, Columns("client", "y", None, ())),
+        ({"client": None, "id": lambda k, i: k}, {"client": "id"}, Columns("id", "y", None, ())),
+        ({"step": lambda k, i: i}, {"time": "step", "target": "x"}, Columns("client", "x", "step", ())),
         (
             {"client": month, "house": lambda k, i: f"h{k}"},
             {"client": "house"},
             Columns(
-                *("house", "y", None, False, (), ("lag_1", "x"), False),
+                *("house", "y", None, (), (), ("lag_1", "x"), False),
                 remarks=("column 'client' is left out: it holds dates; --time names the times of the rows",),
             ),
         ),
@@ -76,14 +76,14 @@ def month(k: int, i: int) -> str:
                 "on": lambda k, i: i > 2,
             },
             {},
-            Columns("client", "y", None, False, ("roof",), (), True),
+            Columns("client", "y", None, (), ("roof",), (), True),
         ),
         *(
             (
                 {"client": None, "flag": lambda k, i: ("yes", "no")[k % 2], name: lambda k, i: 7 * k},
                 {},
                 Columns(
-                    *(name, "y", None, False, ("flag",)),
+                    *(name, "y", None, (), ("flag",)),
                     remarks=(
                         f"column {name!r} is taken for the 4 clients by its name; --client names another, "
                         "such as 'flag'",
@@ -97,7 +97,7 @@ def month(k: int, i: int) -> str:
                 {"client": None, "flag": lambda k, i: ("yes", "no")[k % 2], name: cell},
                 {},
                 Columns(
-                    *("flag", "y", None, False),
+                    *("flag", "y", None, ()),
                     remarks=("column 'flag' makes 2 clients of the table; --client names another",),
                 ),
             )
@@ -108,7 +108,7 @@ def month(k: int, i: int) -> str:
                 {name: cell},
                 {},
                 Columns(
-                    *("client", "y", None, False, (), ("lag_1", "x"), False),
+                    *("client", "y", None, (), (), ("lag_1", "x"), False),
                     remarks=(
                         f"column {name!r} is left out: it numbers or names the rows, as R and pandas write them; "
                         "data.features names what is used",
@@ -123,19 +123,19 @@ def month(k: int, i: int) -> str:
                 ("rownames", lambda k, i: f"car {8 * k + i}"),
             )
         ),
-        ({"": lambda k, i: 0.3 * i}, {}, Columns("client", "y", None, False)),
-        ({"group": lambda k, i: "new" if k else "existing"}, {}, Columns("client", "y", None, False)),
+        ({"": lambda k, i: 0.3 * i}, {}, Columns("client", "y", None, ())),
+        ({"group": lambda k, i: "new" if k else "existing"}, {}, Columns("client", "y", None, ())),
         (
             {"client": None, "group": lambda k, i: k},
             {"client": "group"},
-            Columns("group", "y", None, False, own_marks=("group",)),
+            Columns("group", "y", None, (), own_marks=("group",)),
         ),
         *(
             (
                 {name: lambda k, i: ("a", "b")[i % 2]},
                 {},
                 Columns(
-                    *("client", "y", None, False, (name,)),
+                    *("client", "y", None, (), (name,)),
                     remarks=(
                         f"column {name!r} does not hold {words}, and is one like others: data.{name} = 'none' says so",
                     ),
@@ -148,16 +148,16 @@ def month(k: int, i: int) -> str:
             {"site": lambda k, i: "X" if i == 7 else i + 1},
             {},
             Columns(
-                *("client", "y", None, False, ("site",)),
+                *("client", "y", None, (), ("site",)),
                 remarks=("column 'site' holds numbers and 'X', and each value is taken for a word (categorical)",),
             ),
         ),
-        ({"y": lambda k, i: i % 2 == 0}, {}, Columns("client", "y", None, True)),
+        ({"y": lambda k, i: i % 2 == 0}, {}, Columns("client", "y", None, (0, 1))),
         (
             {"y": lambda k, i: "yn"[i % 2]},
             {},
             Columns(
-                *("client", "x", None, False, ("y",)),
+                *("client", "x", None, (), ("y",)),
                 remarks=(
                     "column 'y' holds words and was not taken for the target, but 'x', the last of numbers; classes "
                     "are numbered 0, 1, 2, ... in the table: 0 for 'n', 1 for 'y', and then --target y --method "
@@ -169,7 +169,7 @@ def month(k: int, i: int) -> str:
             {"note": lambda k, i: "the same"},
             {},
             Columns(
-                *("client", "y", None, False, (), ("lag_1", "x"), False),
+                *("client", "y", None, (), (), ("lag_1", "x"), False),
                 remarks=("column 'note' is left out: it holds one word",),
             ),
         ),
@@ -178,7 +178,7 @@ def month(k: int, i: int) -> str:
                 {"when": lambda k, i, form=form: form.format(day=i + 1)},
                 {},
                 Columns(
-                    *("client", "y", None, False, (), ("lag_1", "x"), False),
+                    *("client", "y", None, (), (), ("lag_1", "x"), False),
                     remarks=(
                         "column 'when' is left out: it looks like dates, which are read as 2024-05-01, "
                         "2024-05-01T13:00+02:00 or 01.05.2024 13:00",
@@ -191,7 +191,7 @@ def month(k: int, i: int) -> str:
             {"wind": lambda k, i: ("n/a?" if i == 2 else "1e400") if k == 1 and i in (2, 4) else i},
             {},
             Columns(
-                *("client", "y", None, False, (), ("lag_1", "x"), False),
+                *("client", "y", None, (), (), ("lag_1", "x"), False),
                 remarks=("column 'wind' is left out: 'n/a?' in line 12 is no number, nor is one more",),
             ),
         ),
@@ -199,7 +199,7 @@ def month(k: int, i: int) -> str:
             {"y": None, "price": lambda k, i: i + 0.5, "state": lambda k, i: ("good", "bad")[i % 2]},
             {},
             Columns(
-                *("client", "price", None, False, ("state",)),
+                *("client", "price", None, (), ("state",)),
                 remarks=(
                     "column 'state' holds words and was not taken for the target, but 'price', the last of numbers; "
                     "classes are numbered 0, 1, 2, ... in the table: 0 for 'bad', 1 for 'good', and then --target "
@@ -292,7 +292,15 @@ def test_labels_are_classified_by_networks_and_said_elsewhere(tmp_path: Path) ->
     assert write(data, "fedavg", tmp_path / "a.toml", columns).study.data.task == "classification"
     assert 'task = "classification"' in (tmp_path / "a.toml").read_text().splitlines()
     assert write(data, "ridge", tmp_path / "b.toml", columns).study.data.task == "auto"
-    assert "could be labels of classes" in (tmp_path / "b.toml").read_text()
+    assert "Column 'y' holds 0 and 1 alone, as which" in (tmp_path / "b.toml").read_text()
+
+
+def test_labels_that_do_not_begin_at_0_stay_numbers_and_are_said(tmp_path: Path) -> None:
+    data = table(tmp_path, y=lambda k, i: (i + k) % 3 + 1)
+    with pytest.warns(UserWarning, match=r"column 'y' holds whole numbers 1 to 3, and is learned as numbers"):
+        assert write(data, "fedavg", tmp_path / "a.toml", look(data)).study.data.task == "auto"
+    head = " ".join((tmp_path / "a.toml").read_text().replace("\n# ", " ").split())
+    assert "where the table numbers them 0 to 2, data.task = 'classification'" in head
 
 
 def test_names_that_steer_a_terminal_or_end_a_comment_are_escaped(tmp_path: Path) -> None:
