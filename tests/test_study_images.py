@@ -225,8 +225,11 @@ def test_join_and_predict_print_labels_with_probability_and_entropy(
     path = write_npz(tmp_path / "new.npz", x=x, y=np.concatenate((train[1], ask)), client=names)
     code, out, _ = call("join", folder, "--data", path)
     rows = list(csv.DictReader(io.StringIO(out)))
-    assert code == 0 and set(rows[0]) == {"client", "row", "label", "probability", "entropy", "round"}
+    each = {f"probability_{k}" for k in range(10)}
+    assert code == 0 and set(rows[0]) == {"client", "row", "label", "probability", "entropy", "round", *each}
     probs = result.predictions["new.pm.probs"][1]
+    for k, row in enumerate(rows):
+        assert [float(row[f"probability_{c}"]) for c in range(10)] == pytest.approx(probs[k].tolist(), rel=1e-4)
     assert [int(row["label"]) for row in rows] == probs.argmax(-1).tolist()
     assert [float(row["probability"]) for row in rows] == pytest.approx(probs.max(-1).values.tolist(), rel=1e-4)
     code, out, _ = call("predict", folder, "--client", "client_00", "--data", path, "--json")
@@ -234,7 +237,7 @@ def test_join_and_predict_print_labels_with_probability_and_entropy(
     alone = write_npz(tmp_path / "alone.npz", x=x[:3])
     code, out, _ = call("predict", folder, "--client", "client_00", "--data", alone, "--json")
     found = json.loads(out)["client_00"]
-    assert code == 0 and set(found) == {"label", "probability", "entropy", "round"} and len(found["label"]) == 3
+    assert code == 0 and set(found) == {"label", "probability", "entropy", "round", *each} and len(found["label"]) == 3
     assert all(0 <= value <= np.log(10) for value in found["entropy"])
 
 

@@ -104,7 +104,8 @@ def forecast_options(sub: argparse.ArgumentParser) -> None:
         help="levels of the quantiles, such as .05,.5,.95; by default lower and upper end of the central 95 %%",
     )
     sub.add_argument("--out", type=Path, metavar="FILE", help="write .csv or .parquet instead of printing CSV")
-    json_option(sub, "CSV, by client", "mean", "std", "quantiles", "round", "or label", "probability", "entropy")
+    classes = ("or label", "probability", "entropy", "probability_CLASS")
+    json_option(sub, "CSV, by client", "mean", "std", "quantiles", "round", *classes)
 
 
 def _levels(text: str) -> tuple[float, ...]:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _CLASSES: Final = ("label", "probability", "entropy")
+_EACH: Final = 100  # classes whose probabilities still make a table
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,7 +47,7 @@ class Forecast:
         columns: of the table, as they stand there: R values each.
         clients: whose each row is [R].
         predicted: "mean", "std" and quantiles, in the data's own units, observation noise included; or "label",
-            "probability" and "entropy", and of a user's own images "probability_CLASS" of every class: [R] each.
+            "probability" and "entropy", and "probability_CLASS" of every class where there are at most 100: [R] each.
         round: of the models that predict.
         classes: names of the classes by number; labels are the numbers when empty.
 
@@ -274,10 +275,16 @@ def predicted_columns(known: Served, levels: Iterable[str]) -> tuple[tuple[str, 
     Returns:
         Names of the columns; and of the classes, by number, where they have names.
     """
-    classes = known.schema.provenance.get("class_names", ())
     if known.schema.classes is None:
         return ("mean", "std", *levels), ()
-    return (*_CLASSES, *(f"probability_{name}" for name in classes)), classes
+    classes = known.schema.provenance.get("class_names", ())
+    each = (classes or range(known.schema.classes)) if _has_each(known) else ()
+    return (*_CLASSES, *(f"probability_{name}" for name in each)), classes
+
+
+def _has_each(known: Served) -> bool:
+    """Whether every class has a column of its own."""
+    return known.schema.classes is not None and known.schema.classes <= _EACH
 
 
 class _Asked(NamedTuple):
@@ -394,7 +401,7 @@ def _predicted(
 def all_answers(
     known: Served, state: FederationState, part: ScaledGroup, asked: ClientBatch, levels: Sequence[float]
 ) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
-    """Predict rows as `predict.answers` does, with the probability of every class where classes have names.
+    """Predict rows as `predict.answers` does, with the probability of every class where there are not too many.
 
     Args:
         known: as there.
@@ -406,7 +413,7 @@ def all_answers(
     Yields:
         As there; the probabilities [k, M] of the classes come after the entropy.
     """
-    if not known.schema.provenance.get("class_names"):
+    if not _has_each(known):
         yield from answers(known, state, part, asked, levels)
         return
     for index, probs in probabilities(known, state, part, asked):

@@ -9,6 +9,7 @@ import torch
 
 from pacbayes_fl.errors import DataError, NumericalError, StudyError
 from pacbayes_fl.posteriors.predictive import NormalMixture
+from pacbayes_fl.study import forecast as forecasting
 from pacbayes_fl.study import run
 from pacbayes_fl.study.forecast import Forecast, forecast, levels_of
 from pacbayes_fl.study.predict import ClassPrediction, Prediction, predict
@@ -146,7 +147,7 @@ def test_a_forecast_can_be_predicted_again(trained: run.Trained, tmp_path: Path)
     assert torch.equal(again.predicted["mean"], first.predicted["mean"])
 
 
-def test_labels_of_images_and_tables_are_whole(tmp_path: Path) -> None:
+def test_labels_of_images_and_tables_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = [row | {"y": float(k % 2)} for k, row in enumerate(rows())]
     study = on_csv(
         write_csv(tmp_path / "rows.csv", table), "data.task=classification", "method.name=fedavg", "federation.rounds=1"
@@ -154,9 +155,13 @@ def test_labels_of_images_and_tables_are_whole(tmp_path: Path) -> None:
     run.run(study, tmp_path / "run")
     opened, ask = run.open_run(tmp_path / "run"), write_csv(tmp_path / "ask.csv", shuffled())
     result = forecast(opened, ask)
-    assert (
-        list(result.predicted) == ["label", "probability", "entropy"]
-        and not result.predicted["label"].is_floating_point()
-    )
+    assert list(result.predicted) == ["label", "probability", "entropy", "probability_0", "probability_1"]
+    assert not result.predicted["label"].is_floating_point()
+    every = torch.stack([result.predicted[f"probability_{k}"] for k in range(2)], -1)
+    torch.testing.assert_close(every.sum(-1), torch.ones(len(every), dtype=torch.float64), rtol=1e-6, atol=0)
+    assert torch.equal(every.argmax(-1), result.predicted["label"])
+    assert torch.equal(every.max(-1).values, result.predicted["probability"])
+    monkeypatch.setattr(forecasting, "_EACH", 1)
+    assert list(forecast(opened, ask).predicted) == ["label", "probability", "entropy"]
     alone = predict(opened, result.clients[0], ask)
     assert isinstance(alone, ClassPrediction) and int(alone.label[0]) == int(result.predicted["label"][0])
