@@ -268,7 +268,7 @@ def test_a_capacity_is_scaled_as_on_one_machine_where_moments_are_told_and_named
         rows = [f"{line.rpartition(',')[0]},{ord(name)},{line[-1]}" for name in names for line in lines[name]]
         path.write_text("\n".join(["client,x,cap,y", *rows]) + "\n")
         own = {"data": {"source": str(path)}, "model": {"residuals": "gaussian", "linear": "zero"}}
-        own["model"]["noise_widths"] = "constant"
+        own["model"] |= {"noise_widths": "constant", "networks": True}
         return Study.from_table(own, sets=[*SMALL, "data.client_inputs=none", "method.hyper_prior_std=1.0", *sets])
 
     def nodes(*sets: str) -> dict[int, StudyNode]:
