@@ -10,11 +10,10 @@ from torch import Tensor
 
 from pacbayes_fl.bounds.bound import Bound
 from pacbayes_fl.bounds.certificate import Certificate, Terms, certify
-from pacbayes_fl.bounds.checks import Number, checked, whole
+from pacbayes_fl.bounds.checks import Number, checked, counts_errors, whole
 from pacbayes_fl.bounds.client import confidence, in_units
 from pacbayes_fl.bounds.costs import unit_of
 from pacbayes_fl.bounds.kl_inverse import kl_inverse_upper
-from pacbayes_fl.bounds.losses import ZeroOne
 from pacbayes_fl.bounds.moment import log_moment
 from pacbayes_fl.bounds.premises import Premises, not_of_fixed
 from pacbayes_fl.errors import AssumptionError, ShapeError
@@ -94,7 +93,7 @@ def recursive(
     if bool((terms["counts"].diff(dim=-1) > 0).any()):
         raise AssumptionError(f"counts must not grow along the chain, got {terms['counts'].tolist()}")
     reasons = not_of_fixed(premises)
-    if type(premises.loss) is not ZeroOne:
+    if not counts_errors(premises.loss):
         reasons = (*reasons, f"errors are compared, and {premises.loss.name} is no 0-1 loss")
     return certify("recursive PAC-Bayes, split-kl", _recursive, terms, delta, premises, reasons=reasons, inner=_INNER)
 

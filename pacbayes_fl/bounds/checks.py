@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pacbayes_fl.bounds.losses import LOSSES, BoundedLoss
+from pacbayes_fl.bounds.losses import LOSSES, BoundedLoss, ZeroOne
 from pacbayes_fl.errors import AssumptionError, ShapeError
 
 Number = Tensor | float
 """One number [] or one a client [K]."""
 
-_ROUNDING = 1e-6
+ROUNDING: Final = 1e-6
+"""Of a range, by which rounding may move a number beyond its ends."""
 NO_INNER: Final[Mapping[str, int]] = MappingProxyType({})
 
 
@@ -39,7 +40,7 @@ def checked(name: str, value: Number, low: float, high: float = math.inf, *, str
         AssumptionError: naming the argument, the first client that is wrong, and what came.
     """
     numbers = torch.as_tensor(value, dtype=torch.float64)
-    slack = _ROUNDING * (high - low if high < math.inf else 1.0)
+    slack = ROUNDING * (high - low if high < math.inf else 1.0)
     below = numbers <= low if strict else numbers < low - slack
     wrong = below | (numbers > high + slack) | ~numbers.isfinite()
     if bool(wrong.any()):
@@ -121,6 +122,18 @@ def require_alike(numbers: Mapping[str, Number], inner: Mapping[str, int] = NO_I
     return shape
 
 
+def counts_errors(loss: object) -> bool:
+    """Whether a loss is the 0-1 loss itself, whose sum is a number of errors: a subclass may have costs of its own.
+
+    Args:
+        loss: any.
+
+    Returns:
+        Whether it is.
+    """
+    return type(loss) is ZeroOne
+
+
 def in_declared_range(loss: BoundedLoss, losses: Tensor, rows: Tensor) -> Tensor:
     """Check every value of a loss against the range that it declares: a bound of their mean holds for no other.
 
@@ -145,7 +158,7 @@ def in_declared_range(loss: BoundedLoss, losses: Tensor, rows: Tensor) -> Tensor
     if values.shape != rows.shape:
         what = f"{own} must give a value for each row, {list(rows.shape)}, got {list(values.shape)}"
         raise ShapeError(what, hint="without averaging")
-    slack = _ROUNDING * (loss.high - loss.low)
+    slack = ROUNDING * (loss.high - loss.low)
     wrong = rows & ((values < loss.low - slack) | (values > loss.high + slack))
     if bool(wrong.any()):
         what = f"every value of {own} must lie in the range that it declares, [{loss.low:g}, {loss.high:g}]"

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from pacbayes_fl.bounds.bound import Bound
 from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo, Terms, certify
-from pacbayes_fl.bounds.checks import Number, checked, require_alike, whole
+from pacbayes_fl.bounds.checks import Number, checked, counts_errors, require_alike, whole
 from pacbayes_fl.bounds.client import budget, confidence, in_units, of_risk, unit_risk
 from pacbayes_fl.bounds.kl_inverse import kl_inverse_upper
-from pacbayes_fl.bounds.losses import ZeroOne
 from pacbayes_fl.bounds.premises import BY_PAIRS, DRAWN_ONCE, Premises
 from pacbayes_fl.errors import AssumptionError
 
@@ -141,7 +140,7 @@ def tandem(
         raise AssumptionError(f"a vote is one client's, not one of {premises.average!r}")
     reasons = () if premises.predictor in ("Gibbs", BY_PAIRS) else (_TANDEM,)
     premises = premises if reasons else replace(premises, predictor=BY_PAIRS)
-    if type(premises.loss) is not ZeroOne:
+    if not counts_errors(premises.loss):
         reasons = (*reasons, f"a vote has errors, and {premises.loss.name} is no 0-1 loss")
     low, high = premises.loss.low, premises.loss.high
     terms = {"risk": checked("tandem_risk", tandem_risk, low, high), "kl": checked("kl", kl, 0.0), "n": whole("n", n)}

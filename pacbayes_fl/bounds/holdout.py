@@ -23,11 +23,11 @@ from pacbayes_fl.bounds.betting import betting_upper, counted
 from pacbayes_fl.bounds.binomial import binomial_upper
 from pacbayes_fl.bounds.bound import Bound
 from pacbayes_fl.bounds.certificate import Certificate, Formula, Terms, certify
-from pacbayes_fl.bounds.checks import Number, checked, require_alike, whole
+from pacbayes_fl.bounds.checks import Number, checked, counts_errors, require_alike, whole
 from pacbayes_fl.bounds.client import confidence, in_units, unit_risk
 from pacbayes_fl.bounds.costs import unit_of
 from pacbayes_fl.bounds.kl_inverse import kl_inverse_upper
-from pacbayes_fl.bounds.losses import BoundedLoss, ZeroOne
+from pacbayes_fl.bounds.losses import BoundedLoss
 from pacbayes_fl.bounds.premises import FIXED, Premises
 from pacbayes_fl.errors import AssumptionError, ShapeError
 
@@ -55,7 +55,7 @@ def holdout_binomial(risk: Number, n: Number, delta: Number, premises: Premises)
     require_alike({"risk": share, "n": rows})
     if isinstance(risk, Tensor) and risk.dtype != torch.float64:  # a share of errors that was rounded, maybe down
         share = (share * (1.0 + torch.finfo(torch.float32).eps)).clamp_max(premises.loss.high)
-    if type(premises.loss) is not ZeroOne:
+    if not counts_errors(premises.loss):
         reasons = (f"errors are counted, and {premises.loss.name} is no 0-1 loss (holdout-betting is for those)",)
     elif not bool(whole_errors(share, rows).all()):
         reasons = ("the risk times n is no whole number of errors: it is not that of one fixed predictor on n rows",)
@@ -257,7 +257,7 @@ def holdout_for(loss: BoundedLoss) -> Bound:
     Returns:
         The binomial tail for the 0-1 loss, else betting.
     """
-    return HOLDOUT_BINOMIAL if type(loss) is ZeroOne else HOLDOUT_BETTING
+    return HOLDOUT_BINOMIAL if counts_errors(loss) else HOLDOUT_BETTING
 
 
 def of_losses(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Literal, get_args
 
-from pacbayes_fl.bounds.checks import whole
+from pacbayes_fl.bounds.checks import counts_errors, whole
 from pacbayes_fl.bounds.losses import BoundedLoss, UnboundedLoss, ZeroOne, require_bounded
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.results.certificates import rounded_up
@@ -228,7 +228,7 @@ class Premises:
             reasons.append("the rows were not declared independent draws of the client's distribution (independent)")
         if self.tried is None:
             reasons.append("beta, the prior or a setting was chosen on the rows of the bound, uncounted (give tried)")
-        if self.predictor == "majority vote" and type(self.loss) is not ZeroOne:
+        if self.predictor == "majority vote" and not counts_errors(self.loss):
             reasons.append(f"a majority vote is bounded for the 0-1 loss only, not for {self.loss.name}")
         if self.predictor == "averaged prediction" and not self.loss.convex:
             reasons.append(f"averaged predictions are bounded for a convex loss only, and {self.loss.name} is none")

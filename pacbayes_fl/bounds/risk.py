@@ -20,7 +20,7 @@ import torch
 from pyro.distributions import Categorical, Normal, TorchDistribution
 from torch import Tensor
 
-from pacbayes_fl.bounds.checks import in_declared_range
+from pacbayes_fl.bounds.checks import ROUNDING, in_declared_range
 from pacbayes_fl.bounds.losses import LOSSES, BoundedLoss
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError
@@ -30,8 +30,6 @@ from pacbayes_fl.posteriors.predictive import FinitePosterior, FunctionPosterior
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 
 _NUMBERS = 2**25  # input numbers that are predicted in one go: it bounds the activations in memory
-
-_SLACK = 1e-6  # of the range, by which rounding may take an average below the loss
 
 
 class GibbsRisk(NamedTuple):
@@ -245,7 +243,7 @@ def _require_average(loss: Any, mean: Tensor, y: Tensor, rows: Tensor) -> None:
     if type(loss) in LOSSES.values():
         return
     average, once = loss.expected(mean, torch.zeros_like(mean), y).double(), loss(mean, y).double()
-    wrong = rows & (average < once - _SLACK * (loss.high - loss.low))
+    wrong = rows & (average < once - ROUNDING * (loss.high - loss.low))
     if bool(wrong.any()):
         what = (
             f"the loss {loss.name!r} ({type(loss).__name__}) is {once[wrong][0].item():g} of a prediction of which its"

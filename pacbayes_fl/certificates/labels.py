@@ -96,8 +96,10 @@ def _predictors(trained: Trained, groups: Mapping[str, BoundRows]) -> dict[str, 
         False: "the averaged predictions of the prior, which predict would personalise with the rows",
     }
     shared = trained.groups["existing"].shared
-    of = "; the mean is that of t, where predict gives that of y" if shared.transform is not None else ""
-    if shared.bounds is not None and not of:
+    of = ""
+    if shared.transform is not None:
+        of = "; the mean is that of t, where predict gives that of y"
+    elif shared.bounds is not None:
         of = "; the mean is that before the target's bounds, where predict gives that of a target that ends there"
     return {name: kinds[group.predicts] + of for name, group in groups.items()}
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pacbayes_fl import bounds
 from pacbayes_fl.bounds import Bound, BoundedLoss, Certificate, MonteCarlo, Premises, Provenance, ZeroOne
-from pacbayes_fl.bounds.checks import in_declared_range, whole
+from pacbayes_fl.bounds.checks import counts_errors, in_declared_range, whole
 from pacbayes_fl.bounds.holdout import of_losses
 from pacbayes_fl.bounds.premises import Source
 from pacbayes_fl.bounds.table import DEFAULT
@@ -98,7 +98,7 @@ def certify_model(
         True
     """
     inputs, targets, chosen = _checked(rows, loss)
-    known = hypotheses_of(model, prior, sample, kl, weights, inputs, type(chosen) is ZeroOne)
+    known = hypotheses_of(model, prior, sample, kl, weights, inputs, counts_errors(chosen))
     y, repeats = _indexed(targets, known.classes), _repeats(inputs, targets)
     provenance = source if isinstance(source, Provenance) else Provenance(source)
     premises = Premises(_of_copies(provenance, repeats), independent, chosen, tried=tried)
@@ -282,7 +282,7 @@ def _losses(one: Predict, inputs: Any, y: Tensor, loss: Any) -> Tensor:
         if said.is_floating_point() and bool((said != said.round()).any()):
             what = f"scores of labels must be [n, C], got one number a row, such as {said[said != said.round()][0]:.3g}"
             raise ShapeError(what, hint=_TWO_SCORES)
-        if type(loss) is not ZeroOne:
+        if not counts_errors(loss):
             raise AssumptionError(f"{loss.name} needs probabilities, and the model gives labels alone")
         return (said.long() != y).double()
     unknown = (y < 0) | (y >= said.shape[1])

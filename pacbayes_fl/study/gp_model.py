@@ -179,8 +179,8 @@ class GPModel:
             Their number.
         """
         parts = (self.mean_widths, self.noise_widths) if self.networks else (self.noise_widths,)
-        widths = [(inputs, *part, 1) for part in parts if not isinstance(part, str)]
-        widths += [(inputs, *self.kernel_widths, self.feature_dim)] * bool(self.networks)
+        widths = [(inputs, *self.kernel_widths, self.feature_dim)] if self.networks else []
+        widths += [(inputs, *part, 1) for part in parts if not isinstance(part, str)]
         weights = sum(map(fully_connected, widths))
         weights += 0 if self.linear == "none" else inputs + 2  # of the linear term, its bias and the outputscale
         weights += self._has_linear_kernel + (self.likelihood == "student-t" and self.degrees_of_freedom == "learned")

@@ -355,17 +355,16 @@ class DeepKernelGP(FunctionModel):
         at, particles = theta[0] if shared else theta, theta.shape[1]
         networks = self._networks(at if shared else at.flatten(0, 1))
 
-        def outputs(part: str, x: Tensor) -> Tensor:
+        def outputs(part: str, x: Tensor, rows: Tensor) -> Tensor:
             if part not in networks:
                 return x.new_zeros(len(x), particles, x.shape[1], 1)
-            if shared:
-                return shared_outputs(networks[part], x)
-            rows = by_network(x.unsqueeze(1).expand(-1, particles, -1, -1), 1)
-            return by_client(activations(networks[part], rows)[-1], particles, 1)
+            layers = networks[part]
+            return shared_outputs(layers, x) if shared else by_client(activations(layers, rows)[-1], particles, 1)
 
         def evaluate(x: Tensor) -> tuple[Tensor, Tensor | None]:
-            mean = self._with_linear_term(outputs("mean", x).squeeze(-1), at, x)
-            return mean, self._in_lengths(outputs("kernel", x), at)
+            rows = x if shared else by_network(x.unsqueeze(1).expand(-1, particles, -1, -1), 1)
+            mean = self._with_linear_term(outputs("mean", x, rows).squeeze(-1), at, x)
+            return mean, self._in_lengths(outputs("kernel", x, rows), at)
 
         return evaluate
 
