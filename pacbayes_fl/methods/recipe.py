@@ -143,6 +143,7 @@ class Recipe:
         own_rows: values by part of a study that names a file of one's own, where they differ from the preset
             "recommended": nobody has tuned anything for it. All are of the kind that clients' rows decide, and count
             where these may.
+        own_labels: those beside them where targets are labels.
         variant: values by field of the class in which this method differs from the class with its defaults.
         fixed: names of options that this method does not have.
         paper: what the paper says of options where it differs from what their fields say.
@@ -160,6 +161,7 @@ class Recipe:
     held_out: tuple[HeldOutChoice, ...] = ()
     trials: Trials | None = None
     own_rows: Defaults = field(default_factory=dict)
+    own_labels: Defaults = field(default_factory=dict)
     variant: Mapping[str, object] = field(default_factory=dict)
     fixed: tuple[str, ...] = ()
     paper: Mapping[str, Paper] = field(default_factory=dict)
@@ -176,8 +178,9 @@ class Recipe:
             preset: MappingProxyType({name: MappingProxyType({**values}) for name, values in table.items()})
             for preset, table in given.items()
         }
-        own = {name: MappingProxyType({**values}) for name, values in self.own_rows.items()}
-        tables = {"presets": frozen, "search": self.search, "variant": self.variant, "own_rows": own}
+        tables = {"presets": frozen, "search": self.search, "variant": self.variant}
+        for name in ("own_rows", "own_labels"):
+            tables[name] = {part: MappingProxyType({**values}) for part, values in getattr(self, name).items()}
         for name, table in tables.items():
             object.__setattr__(self, name, MappingProxyType({**table}))
 

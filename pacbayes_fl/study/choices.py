@@ -201,10 +201,10 @@ def unsaid(recipe: Recipe, stated: JsonMapping, parts: Mapping[str, object]) -> 
         parts: of the study, by name.
 
     Returns:
-        Values by part, of the options that `own_rows` of the recipe names and nobody has given.
+        Values by part, of the options that `own_rows` or `own_labels` of the recipe names and nobody has given.
     """
     result: JsonTable = {}
-    for part, values in recipe.own_rows.items():
+    for part, values in _own(recipe, "classification").items():
         holder = getattr(parts[part], "options", None) if part == "method" else parts[part]
         result[part] = {name: getattr(holder, name) for name in values if name not in _table(stated, part)}
     return result
@@ -238,13 +238,21 @@ def with_own_defaults(study: Whole) -> Whole:
 
 def _own_rows(recipe: Recipe, task: object, model: JsonMapping) -> dict[str, dict[str, object]]:
     """Defaults on rows of one's own by part, without those of [model] that are not for a study with such a table."""
-    idle = set() if task == "classification" else {"temperature"}
+    idle = set()
     if model.get("likelihood") == "student-t":  # which says itself what shape errors have
         idle.add("residuals")
     if model.get("linear") == "none" or not NETWORKS.isdisjoint(model):  # nothing beside them, or asked for
         idle.add("networks")
-    own = recipe.own_rows.items()
+    own = _own(recipe, task).items()
     return {part: {n: v for n, v in values.items() if part != "model" or n not in idle} for part, values in own}
+
+
+def _own(recipe: Recipe, task: object) -> dict[str, dict[str, object]]:
+    """What a recipe has for rows of one's own, by part: for all, and for labels."""
+    result: dict[str, dict[str, object]] = {part: {**values} for part, values in recipe.own_rows.items()}
+    for part, values in recipe.own_labels.items() if task == "classification" else ():
+        result.setdefault(part, {}).update(values)
+    return result
 
 
 def _table(table: JsonMapping, name: str) -> Mapping[str, Any]:

@@ -118,7 +118,7 @@ def test_bounds_of_rows_are_found_by_the_names_that_nodes_tell() -> None:
 def test_everything_that_is_open_is_named_at_once() -> None:
     """Else a deployment would be refused as often as there are open options."""
     own = {"data": {"source": "mine.csv", "task": "classification"}, "method": {"name": "pfedbayes"}}
-    with pytest.raises(StudyError, match=r"method\.zeta and model\.temperature are open") as caught:
+    with pytest.raises(StudyError, match=r"method\.zeta, .*rounds and model\.temperature are open") as caught:
         apart.check(Study.from_table(own))
-    assert caught.value.hint == "set method.zeta and model.temperature to values"
-    apart.check(Study.from_table(own, sets=["method.zeta=1", "model.temperature=1"]))
+    assert caught.value.hint == "set method.zeta, federation.rounds and model.temperature to values"
+    apart.check(Study.from_table(own, sets=["method.zeta=1", "federation.rounds=9", "model.temperature=1"]))

@@ -400,8 +400,10 @@ TRIALS = Trials(trial_rounds=20)
 """Of rounds after which candidates are judged: with four fifths of the clients in each of two federations, four
 candidates cost about .8 times the 160 rounds of a run."""
 
-OWN_ROWS: Defaults = MappingProxyType(
-    {"method": MappingProxyType({"zeta": HELD_OUT}), "model": MappingProxyType({"temperature": HELD_OUT})}
+OWN_ROWS: Defaults = MappingProxyType({"method": MappingProxyType({"zeta": HELD_OUT})})
+"""How far few rows may take a posterior from its prior depends on it; nobody has tuned it for this file."""
+
+OWN_LABELS: Defaults = MappingProxyType(
+    {"federation": MappingProxyType({"rounds": HELD_OUT}), "model": MappingProxyType({"temperature": HELD_OUT})}
 )
-"""How far few rows may take a posterior from its prior depends on both, and how sure it may be of classes on the rows;
-nobody has tuned either for this file."""
+"""How long classes may be learned from few rows, and how sure the result may be of them."""

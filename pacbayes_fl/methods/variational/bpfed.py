@@ -19,6 +19,7 @@ from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, MethodSummary, Recipe
 from pacbayes_fl.methods.variational import pfedbayes
 from pacbayes_fl.methods.variational.base import (
+    OWN_LABELS,
     OWN_ROWS,
     PUBLIC_CODE,
     SEARCH,
@@ -237,6 +238,7 @@ RECIPE = Recipe(
     held_out=(zeta_among(1.0, 0.1, 0.01),),
     trials=TRIALS,
     own_rows=OWN_ROWS,
+    own_labels=OWN_LABELS,
     paper={
         "steps": Paper(None, "10 epochs instead"),
         "epochs": Paper(10, "section VI, model settings"),

@@ -18,6 +18,7 @@ from pacbayes_fl.methods.recipe import ROUNDS, SEARCH_NETWORK, HeldOutChoice, Me
 from pacbayes_fl.methods.variational import pfedbayes
 from pacbayes_fl.methods.variational.base import (
     EVERYBODY,
+    OWN_LABELS,
     OWN_ROWS,
     SEARCH,
     ZETAS,
@@ -285,4 +286,5 @@ RECIPE = Recipe(
     ),
     trials=ClusterTrials(trial_rounds=40),
     own_rows=OWN_ROWS,
+    own_labels=OWN_LABELS,
 )

@@ -20,6 +20,7 @@ from pacbayes_fl.methods.options import Paper
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, MethodSummary, Recipe
 from pacbayes_fl.methods.variational.base import (
     EVERYBODY,
+    OWN_LABELS,
     OWN_ROWS,
     PUBLIC_CODE,
     SEARCH,
@@ -390,4 +391,5 @@ RECIPE = Recipe(
     held_out=(zeta_among(*ZETAS),),
     trials=TRIALS,
     own_rows=OWN_ROWS,
+    own_labels=OWN_LABELS,
 )

@@ -17,6 +17,7 @@ from pacbayes_fl.methods.options import Paper
 from pacbayes_fl.methods.recipe import ROUNDS, SEARCH_NETWORK, MethodSummary, OneOf, Recipe
 from pacbayes_fl.methods.variational.base import (
     EVERYBODY,
+    OWN_LABELS,
     OWN_ROWS,
     SEARCH,
     TRIALS,
@@ -299,5 +300,6 @@ RECIPE = Recipe(
     held_out=(zeta_among(*ZETAS),),
     trials=TRIALS,
     own_rows=OWN_ROWS,
+    own_labels=OWN_LABELS,
     paper={"restart": Paper(True, "Algorithm 2")},
 )

@@ -87,10 +87,12 @@ def test_the_weight_of_the_divergence_is_open_on_a_file_of_ones_own_alone(name: 
 
 
 @pytest.mark.parametrize("name", ["pfedbayes", "sfedbayes", "cfedbayes", "bpfed"])
-def test_how_sure_to_be_of_classes_is_open_on_a_table_of_ones_own_labels(name: str) -> None:
+def test_how_long_to_learn_and_how_sure_to_be_of_classes_are_open_on_a_table_of_ones_own_labels(name: str) -> None:
     own: dict[str, Any] = {"data": {"source": "mine.csv", "task": "classification"}, "method": {"name": name}}
-    assert [one.key for one in Study.from_table(own).held_out] == ["zeta", "model.temperature"]
-    assert [one.key for one in Study.from_table(own, sets=["model.temperature=1"]).held_out] == ["zeta"]
+    keys = ["zeta", "federation.rounds", "model.temperature"]
+    assert [one.key for one in Study.from_table(own).held_out] == keys
+    for at, given in ((1, "federation.rounds=30"), (2, "model.temperature=1")):
+        assert [one.key for one in Study.from_table(own, sets=[given]).held_out] == keys[:at] + keys[at + 1 :]
     fixed: tuple[dict[str, Any], ...] = (
         {"data": {"source": "mine.csv"}},
         {"privacy": {"epsilon": 2.0}},
