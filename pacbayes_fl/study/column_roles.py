@@ -16,6 +16,8 @@ Values = Sequence[object]
 
 _LOGICAL: Final = frozenset({"true", "false"})
 _DATE: Final = re.compile(r"\d{1,4}[-/. ]+(\d{1,2}|[A-Za-z]{3,9})[-/., ]+\d{1,4}\b")
+_NUMBER: Final = re.compile(r"[-+]?[$€£¥]?\s?\d+([.,' ]\d{3})*([.,]\d+)?\s?(%|[$€£¥])?")
+_PLAINLY: Final = "numbers are read as 1234.5, without commas, units and signs"
 _CODES: Final = 20  # different values of a column of codes, some of which are numbers
 _WHO: Final = (
     *("client", "subject", "patient", "participant", "respondent", "person", "customer", "user", "animal"),
@@ -56,6 +58,19 @@ def like_dates(texts: Iterable[str]) -> bool:
     return all(_DATE.match(word) for word in texts)
 
 
+def unread_numbers(texts: Iterable[str]) -> str | None:
+    """Find a number in a form that is not read, such as 1,234 or 0,5 or 45% or $12.
+
+    Args:
+        texts: of a column.
+
+    Returns:
+        The first in alphabetical order; None where a text is no number in any form, or all are read.
+    """
+    odd = _odd(texts)
+    return min(odd) if odd and all(_NUMBER.fullmatch(word) for word in odd) else None
+
+
 def mostly_numbers(values: Values) -> bool:
     """Say whether half of the values or more are numbers, so that the others are mistakes and no words."""
     often = _often(values)
@@ -90,11 +105,11 @@ def why_left_out(values: Values, where: Sequence[str]) -> str:
     known = [(str(value).strip(), at) for value, at in zip(values, where, strict=True) if not cells.is_gap(value)]
     if dates([value for value in values if not cells.is_gap(value)]):
         return "it holds dates; --time names the times of the rows"
-    if mostly_numbers(values):
-        odd = _odd({word for word, _ in known})
+    odd, unread = _odd({word for word, _ in known}), unread_numbers(words(values))
+    if unread or mostly_numbers(values):
         (word, place), *others = [one for one in known if one[0] in odd]
         more = "" if not others else ", nor is one more" if len(others) == 1 else f", nor are {len(others)} more"
-        return f"{word!r} in {place} is no number{more}"
+        return f"{word!r} in {place} is no number{more}{f'; {_PLAINLY}' if unread else ''}"
     if like_dates(words(values)):
         return "it looks like dates, which are read as 2024-05-01, 2024-05-01T13:00+02:00 or 01.05.2024 13:00"
     count = len(words(values))
@@ -165,9 +180,14 @@ def not_target(name: str, values: Values, taken: str) -> str:
     Returns:
         The remark.
     """
-    held = words(values)
-    what = "dates" if dates([value for value in values if not cells.is_gap(value)]) or like_dates(held) else "words"
+    held, what = words(values), "words"
+    if dates([value for value in values if not cells.is_gap(value)]) or like_dates(held):
+        what = "dates"
+    elif unread := unread_numbers(held):
+        what = f"{unread!r}"
     said = f"column {name!r} holds {what} and was not taken for the target, but {taken!r}, the last of numbers"
+    if what not in ("dates", "words"):
+        return f"{said}; {_PLAINLY}"
     if what == "words" and len(held) <= class_labels.FEW:
         return f"{said}; {class_labels.numbered(held)}, and then --target {name} --method pfedbayes learns them"
     return f"{said}; --target names another"

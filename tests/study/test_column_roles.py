@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.study.column_roles import client, not_target, odd_codes, own_marks
+from pacbayes_fl.study.column_roles import client, not_target, odd_codes, own_marks, unread_numbers, why_left_out
 
 CODES = [str(k) for k in range(1, 10)]
 
@@ -63,3 +63,19 @@ def test_few_words_are_numbered_and_dates_are_not() -> None:
         "holds dates and was not taken for the target, but 'x', the last of numbers; --target names another"
     )
     assert not_target("r", [*"abcdefgh"], "x").endswith("--target names another")
+
+
+@pytest.mark.parametrize("text", ["1,234", "0,5", "45%", "12 %", "$3.50", "-€1.000,25", "12€", "1 234", "1'234.5"])
+def test_numbers_in_a_form_that_is_not_read_are_said_to_be_numbers(text: str) -> None:
+    for values in ([text] * 4, [text, text, text, "7"], ["7", "8.5", "9", text]):
+        why = why_left_out(values, [f"line {k}" for k in range(2, 6)])
+        assert f"{text!r} in line" in why and why.endswith(
+            "numbers are read as 1234.5, without commas, units and signs"
+        )
+        assert unread_numbers(values) == text and f"holds {text!r} and was" in not_target("r", values, "x")
+
+
+@pytest.mark.parametrize("text", ["a1", "10-20", "1,2,3", "12 kg", "v1.2.3", "1.5.2024"])
+def test_other_texts_are_words_or_dates(text: str) -> None:
+    assert unread_numbers([text, "1,234"]) is None and "are read as 1234.5" not in not_target("r", [text, "1"], "x")
+    assert unread_numbers(["7", "8.5"]) is None
