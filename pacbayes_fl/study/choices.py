@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final, Protocol, TypeVar, cast
 
@@ -12,7 +12,7 @@ from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods import HeldOutChoice, Recipe
 from pacbayes_fl.methods.recipe import HELD_OUT
 from pacbayes_fl.plugins.references import INSTANCE
-from pacbayes_fl.study import sources
+from pacbayes_fl.study import models, sources
 from pacbayes_fl.study.parts import FederationPart, MethodPart
 
 
@@ -42,9 +42,6 @@ ROUNDS: Final = HeldOutChoice("rounds", (10, 14, 20, 28, 40, 56, 80, 112, 160, 2
 tenth, particles that move by Adam are still where they were drawn, and too few rows would favour too few rounds."""
 
 _SHARED: Final = (ROUNDS, TEMPERATURE)
-
-NETWORKS: Final = frozenset(("mean_widths", "kernel_widths", "feature_dim"))
-"""What [model] says of the networks of a Gaussian process, which is idle where it has none."""
 
 FEW: Final = 100
 """Training rows of a client up to which the values that were looked at with 250 are not taken."""
@@ -184,8 +181,9 @@ def own_defaults(recipe: Recipe, table: JsonMapping) -> JsonTable:
     if private or certify.get("scheme") == "folds":
         return {}
     if rows is None:
-        return {**_own_rows(recipe, data.get("task"), _table(table, "model"))}
-    own = _own_rows(recipe, "classification", {})
+        model = _table(table, "model")
+        return {**_own_rows(recipe, data.get("task"), model, models.table_of(recipe.model, model).network_options)}
+    own = _own_rows(recipe, "classification", {}, ())
     return {
         part: {n: v for n, v in values.items() if part == "method" or f"{part}.{n}" == TEMPERATURE.key}
         for part, values in own.items()
@@ -225,7 +223,7 @@ def with_own_defaults(study: Whole) -> Whole:
         return study
     usual = type(whole.model)()
     stated = {name: value for name, value in vars(whole.model).items() if value != getattr(usual, name)}
-    own = _own_rows(study.recipe, whole.data.task, stated)
+    own = _own_rows(study.recipe, whole.data.task, stated, usual.network_options)
     for part, values in own.items():
         options = part == "method"
         holder = whole.method.options if options else getattr(whole, part)
@@ -236,12 +234,14 @@ def with_own_defaults(study: Whole) -> Whole:
     return cast(Whole, whole)
 
 
-def _own_rows(recipe: Recipe, task: object, model: JsonMapping) -> dict[str, dict[str, object]]:
+def _own_rows(
+    recipe: Recipe, task: object, model: JsonMapping, of_networks: Collection[str]
+) -> dict[str, dict[str, object]]:
     """Defaults on rows of one's own by part, without those of [model] that are not for a study with such a table."""
     idle = set()
     if model.get("likelihood") == "student-t":  # which says itself what shape errors have
         idle.add("residuals")
-    if model.get("linear") == "none" or not NETWORKS.isdisjoint(model):  # nothing beside them, or asked for
+    if model.get("linear") == "none" or not model.keys().isdisjoint(of_networks):  # nothing beside them, or asked for
         idle.add("networks")
     own = _own(recipe, task).items()
     return {part: {n: v for n, v in values.items() if part != "model" or n not in idle} for part, values in own}

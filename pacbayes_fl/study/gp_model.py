@@ -75,6 +75,8 @@ class GPModel:
 
     temperature: ClassVar[float] = 1.0
     single: ClassVar[bool] = False
+    network_options: ClassVar[tuple[str, ...]] = ("mean_widths", "kernel_widths", "feature_dim")
+    """Names of options that say how mean and kernel's networks are, and are idle where `networks` is false."""
 
     mean_widths: Literal["zero"] | tuple[int, ...] = option((32, 32), low=1)
     kernel_widths: tuple[int, ...] = option((32, 32), low=1)

@@ -52,6 +52,7 @@ class NetworkModel:
     noise_std: float = option(NOISE_STD, above=0)
     dtype: Literal["float32", "float64"] = "float32"
     temperature: float | Literal["held-out"] = option(1.0, above=0, symbol="T")
+    network_options: ClassVar[tuple[str, ...]] = ()
     residuals: ClassVar[Literal["gaussian", "mixture"]] = "gaussian"
     residual_share: ClassVar[float] = 0.5
     inducing: ClassVar[int | Literal["auto", "none"]] = "none"
@@ -137,6 +138,7 @@ class InstanceModel:
     """
 
     single: ClassVar[bool] = False
+    network_options: ClassVar[tuple[str, ...]] = ()
 
     kind: str = f"{INSTANCE}none"
     temperature: float | Literal["held-out"] = option(1.0, above=0, symbol="T")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 
 from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.methods import METHODS, HeldOutChoice
-from pacbayes_fl.study import choices, privacy
+from pacbayes_fl.options import option, options_of
+from pacbayes_fl.study import choices, models, privacy
 from pacbayes_fl.study.choices import ROUNDS, TEMPERATURE, candidates, kind_of, refuse_open, rounds_of, with_value
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.gp_model import GPModel
 from pacbayes_fl.study.listing import BUNDLED
 from pacbayes_fl.study.parts import DataPart, FederationPart
 from pacbayes_fl.study.prepare import prepare
@@ -55,6 +58,30 @@ def test_networks_are_open_where_nothing_is_said_of_them(name: str, model: dict[
     assert getattr(Study.from_table({"method": {"name": name}, "model": model}).model, "networks", None) != "held-out"
     program = Study.from_table({"method": {"name": name}, "model": model})
     assert getattr(choices.with_own_defaults(program).model, "networks", None) == networks
+
+
+@dataclass(frozen=True)
+class Waves(GPModel):
+    """Table [model] of networks with waves.
+
+    Args:
+        waves: of the kernel network.
+    """
+
+    network_options: ClassVar[tuple[str, ...]] = (*GPModel.network_options, "waves")
+    waves: int = option(3, low=1)
+
+
+def test_a_kind_of_model_says_which_of_its_options_are_of_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for table in (GPModel, models.NetworkModel, models.InstanceModel, Waves):
+        assert {*table.network_options} <= {*options_of(table)}
+    record = models.ModelKind("waves", "a Gaussian process", "functions", Waves)
+    monkeypatch.setattr(models, "KINDS", {**models.KINDS, "waves": record})
+    for given, networks in (({}, "held-out"), ({"waves": 4}, True), ({"feature_dim": 3}, True)):
+        model = {"kind": "waves", **given}
+        assert getattr(Study.from_table({**OWN, "model": model}).model, "networks", None) == networks
+        program = choices.with_own_defaults(Study.from_table({"model": model}))
+        assert isinstance(program.model, Waves) and program.model.networks == networks
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,7 @@ def searched(path: Path | str, method: str, sets: Sequence[str] = ()) -> Search:
 def _counting(values: Mapping[str, Any], study: Study) -> dict[str, Any]:
     """Leave out the widths of networks where the values, or else the study, have none."""
     networks = values.get("model.networks", getattr(study.model, "networks", True))
-    idle = set() if networks else {f"model.{name}" for name in choices.NETWORKS}
+    idle = set() if networks else {f"model.{name}" for name in study.model.network_options}
     return {key: value for key, value in values.items() if key not in idle}
 
 
