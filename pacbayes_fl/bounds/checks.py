@@ -134,6 +134,18 @@ def counts_errors(loss: object) -> bool:
     return type(loss) is ZeroOne
 
 
+def of_library(loss: object) -> bool:
+    """Whether a loss is one of `LOSSES`, which keep what they say of themselves: a subclass may not.
+
+    Args:
+        loss: any.
+
+    Returns:
+        Whether it is.
+    """
+    return type(loss) in LOSSES.values()
+
+
 def in_declared_range(loss: BoundedLoss, losses: Tensor, rows: Tensor) -> Tensor:
     """Check every value of a loss against the range that it declares: a bound of their mean holds for no other.
 
@@ -152,7 +164,7 @@ def in_declared_range(loss: BoundedLoss, losses: Tensor, rows: Tensor) -> Tensor
         AssumptionError: naming the loss, its class, its range and the first value outside.
     """
     values = losses.double()
-    if type(loss) in LOSSES.values():
+    if of_library(loss):
         return values
     own = f"the loss {loss.name!r} ({type(loss).__name__})"
     if values.shape != rows.shape:

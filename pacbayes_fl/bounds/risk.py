@@ -20,8 +20,8 @@ import torch
 from pyro.distributions import Categorical, Normal, TorchDistribution
 from torch import Tensor
 
-from pacbayes_fl.bounds.checks import ROUNDING, in_declared_range
-from pacbayes_fl.bounds.losses import LOSSES, BoundedLoss
+from pacbayes_fl.bounds.checks import ROUNDING, in_declared_range, of_library
+from pacbayes_fl.bounds.losses import BoundedLoss
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.noise import Noise
@@ -240,7 +240,7 @@ def function_losses(posterior: Any, batch: ClientBatch, loss: BoundedLoss) -> Te
 
 def _require_average(loss: Any, mean: Tensor, y: Tensor, rows: Tensor) -> None:
     """Refuse a loss of one's own whose average over a prediction that is certain is below it: inherited, maybe."""
-    if type(loss) in LOSSES.values():
+    if of_library(loss):
         return
     average, once = loss.expected(mean, torch.zeros_like(mean), y).double(), loss(mean, y).double()
     wrong = rows & (average < once - ROUNDING * (loss.high - loss.low))

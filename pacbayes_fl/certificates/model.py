@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pacbayes_fl import bounds
 from pacbayes_fl.bounds import Bound, BoundedLoss, Certificate, MonteCarlo, Premises, Provenance, ZeroOne
-from pacbayes_fl.bounds.checks import counts_errors, in_declared_range, whole
+from pacbayes_fl.bounds.checks import counts_errors, in_declared_range, of_library, whole
 from pacbayes_fl.bounds.holdout import of_losses
 from pacbayes_fl.bounds.premises import Source
 from pacbayes_fl.bounds.table import DEFAULT
@@ -187,7 +187,7 @@ def _checked(rows: tuple[Any, Any] | None, loss: BoundedLoss | str | None) -> tu
     labels = not np.issubdtype(targets.dtype, np.floating)
     chosen = loss_of(loss) if isinstance(loss, str) else loss
     chosen = chosen or (ZeroOne() if labels else bounds.SaturatingSquare())
-    numbers, own = hasattr(chosen, "expected"), type(chosen) not in bounds.LOSSES.values()
+    numbers, own = hasattr(chosen, "expected"), not of_library(chosen)
     if numbers if labels else not (numbers or own):  # of a loss of the caller's own nobody but them knows
         what = f"{chosen.name} is not for {'labels' if labels else 'real targets'}, got targets of type {targets.dtype}"
         raise AssumptionError(what, hint="'saturating-square' is for targets that are floats" if labels else _AS_LABELS)

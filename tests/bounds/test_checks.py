@@ -13,9 +13,9 @@ import torch
 
 from pacbayes_fl.bounds.bernstein import empirical_bernstein
 from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo
-from pacbayes_fl.bounds.checks import checked, in_declared_range, whole
+from pacbayes_fl.bounds.checks import checked, in_declared_range, of_library, whole
 from pacbayes_fl.bounds.client import gibbs, seeger
-from pacbayes_fl.bounds.losses import LossRange
+from pacbayes_fl.bounds.losses import LOSSES, LossRange, loss_named
 from pacbayes_fl.bounds.premises import Premises, Provenance
 from pacbayes_fl.bounds.record import from_record, to_record
 from pacbayes_fl.bounds.table import BOUNDS
@@ -92,3 +92,10 @@ def test_a_loss_stays_in_its_range_on_every_row_that_counts() -> None:
         in_declared_range(cost, padded, every)
     with pytest.raises(ShapeError, match=r"'cost' \(LossRange\) must give a value for each row, \[2, 2\], got \[\]"):
         in_declared_range(cost, padded.mean(), every)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_subclass_of_a_loss_is_not_of_the_library(name: str) -> None:
+    settings = {"limit": 2.0} if name == "clipped-square" else {}
+    assert of_library(loss_named(name, **settings)) and not of_library(LossRange(name, 0.0, 1.0))
+    assert not of_library(type("Own", (LOSSES[name],), {})(**settings))
