@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypedDict
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,59 @@ from pacbayes_fl import settings
 from pacbayes_fl.data.layout import Span
 from pacbayes_fl.data.user_tables import Table
 from pacbayes_fl.errors import DataError
+
+
+class Cut(TypedDict):
+    """How training and test rows of a table were told apart, as the provenance of its data set has it.
+
+    Args:
+        by: "split" where a column marks the test rows; elsewhere these are the last ones of each client in the order of
+            a column of "time", of the "file", which is taken for that of time, or of the "rows" of a program.
+        column: that decides; None where none does.
+        last: how much of each client is held out, such as "0.25" or "14 days"; None where a column marks it.
+    """
+
+    by: Literal["split", "time", "file", "rows"]
+    column: str | None
+    last: str | None
+
+
+def cut_of(table: Table, time: str | None, order: Literal["file", "rows"], share: float, last: Span | None) -> Cut:
+    """Say how `divided` tells rows apart.
+
+    Args:
+        table: as there.
+        time: column of its times.
+        order: whose order its rows have where they have no times.
+        share: as there.
+        last: as there.
+
+    Returns:
+        What a data set remembers of it.
+    """
+    if table.split is not None:
+        return Cut(by="split", column="split", last=None)
+    amount = f"{share:g}" if last is None else str(last)
+    if table.times is not None:
+        return Cut(by="time", column=time, last=amount)
+    return Cut(by=order, column=None, last=amount)
+
+
+def said(cut: Cut) -> str:
+    """Say in words which rows are test rows.
+
+    Args:
+        cut: of a table.
+
+    Returns:
+        A phrase, such as "last 0.25 of each client by column 'when'".
+    """
+    how = {
+        "time": f"by column {cut['column']!r}",
+        "file": "in the order of the file, which was taken for that of time",
+        "rows": "in the order of its rows",
+    }
+    return f"column {cut['column']}" if cut["by"] == "split" else f"last {cut['last']} of each client {how[cut['by']]}"
 
 
 def divided(table: Table, share: float, last: Span | None = None) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -387,9 +387,7 @@ def of_clients(
                 raise DataError("y must hold labels", client=name, hint="number the classes 0, 1, 2, ...")
     check_names(list(rows))
     source = {"source": "rows of a program"}
-    return _of_table(
-        "the data", table, Layout(classes=classes), (test_share, None), task, source, "in the order of its rows"
-    )
+    return _of_table("the data", table, Layout(classes=classes), (test_share, None), task, source, "rows")
 
 
 def _of_table(
@@ -399,7 +397,7 @@ def _of_table(
     test: tuple[float, Span | None],
     task: user_tables.Task,
     source: Mapping[str, str],
-    by: str = "in the order of the file, which was taken for that of time",
+    order: Literal["file", "rows"] = "file",
 ) -> Dataset:
     """Divide the rows of a table into training and test rows."""
     classes = None
@@ -428,12 +426,8 @@ def _of_table(
         trains = groups["existing"].train
         others = torch.cat([batch.y[batch.mask] for batch in parts if batch is not trains])
         check_learned(where, classes, trains.y[trains.mask], others)
-    by = f"by column {layout.time!r}" if table.times is not None else by
-    amount = f"{test[0]:g} of each client" if test[1] is None else f"{test[1]} of each client"
-    provenance: dict[str, Any] = {
-        **source,
-        "test_rows": f"last {amount} {by}" if table.split is None else "column split",
-    }
+    how = sides.cut_of(table, layout.time, order, *test)
+    provenance: dict[str, Any] = {**source, "cut": how, "test_rows": sides.said(how)}
     if table.left_out:
         provenance["left_out"] = {name: dict(own) for name, own in table.left_out.items()}
     features, target = tuple(Column(name) for name in table.features), Column(layout.target)

@@ -159,7 +159,7 @@ def _read_file(part: DataPart) -> tables.Dataset:
     dataset = tables.read(path, part, part.test.share, task, last)
     if part.task == "auto" and dataset.classes is None and path.suffix in user_tables.TABLES:
         _warn_of_labels(dataset)
-    order = table_checks.order_of_file(path.name, dataset.provenance.get("test_rows"))
+    order = table_checks.order_of_file(path.name, dataset.provenance.get("cut"))
     remarks = (order, table_checks.single_rows(dataset), table_checks.beyond_training(dataset))
     for said in filter(None, remarks):
         warnings.warn(said, stacklevel=caller_stacklevel())

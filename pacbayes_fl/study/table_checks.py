@@ -11,6 +11,7 @@ from torch import Tensor
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.row_counts import one_row
+from pacbayes_fl.data.sides import Cut
 from pacbayes_fl.data.user_tables import TABLES
 from pacbayes_fl.errors import DataError, PrivacyError, StudyError, listed
 from pacbayes_fl.study.file import Study
@@ -82,17 +83,17 @@ def check_columns(study: Study) -> None:
         raise StudyError(what, hint="report.certify.scheme = 'none'; or leave it out")
 
 
-def order_of_file(name: str, test_rows: object) -> str | None:
+def order_of_file(name: str, cut: Cut | None) -> str | None:
     """Say that the order of a table's rows decides which are scored.
 
     Args:
         name: of the file.
-        test_rows: how they were chosen, as the data set's provenance has it.
+        cut: how its rows were cut, as the data set's provenance has it; None where the file says it itself.
 
     Returns:
-        The remark, None where a column decides.
+        The remark, None where it does, or a column decides.
     """
-    if "order of the file" not in str(test_rows):
+    if cut is None or cut["by"] != "file":
         return None
     what = f"{name}: the rows are taken in the order of the file for that of time, and the last ones are test rows"
     return f"{what}; data.time names a column of times, a column 'split' says which are test rows"

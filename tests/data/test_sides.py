@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from pacbayes_fl.data.layout import span
-from pacbayes_fl.data.sides import divided, lacking
+from pacbayes_fl.data.sides import Cut, cut_of, divided, lacking, said
 from pacbayes_fl.data.user_tables import Table
 from pacbayes_fl.errors import DataError
 
@@ -34,8 +36,29 @@ def test_the_last_rows_are_test_rows_one_at_least_and_not_all_of_two() -> None:
     assert divided(table({"a": 3}, times={"a": [1, 5, 6]}), 0.9, span("2"))["a"].tolist() == [False, True, True]
 
 
+MARKED, TIMED = {"a": [True, False]}, {"a": [1, 2]}
+
+
 @pytest.mark.parametrize(
-    ("given", "last", "names", "said"),
+    ("given", "last", "cut", "words"),
+    [
+        (table({"a": 2}, MARKED, TIMED), None, ("split", "split", None), "column split"),
+        (table({"a": 2}, times=TIMED), None, ("time", "when", "0.3"), "last 0.3 of each client by column 'when'"),
+        (table({"a": 2}, times=TIMED), "14d", ("time", "when", "14 days"), "last 14 days of each client by column "),
+        (table({"a": 2}), None, ("file", None, "0.3"), "last 0.3 of each client in the order of the file, which was"),
+        (table({"a": 2}), None, ("rows", None, "0.3"), "last 0.3 of each client in the order of its rows"),
+    ],
+)
+def test_how_rows_are_told_apart_is_known_and_said(
+    given: Table, last: str | None, cut: tuple[Any, str | None, str | None], words: str
+) -> None:
+    by, column, amount = cut
+    known = cut_of(given, "when", "rows" if by == "rows" else "file", 0.3, None if last is None else span(last))
+    assert known == Cut(by=by, column=column, last=amount) and said(known).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("given", "last", "names", "fault"),
     [
         (table({"a": 1, "b": 4}), None, ["a"], r"client 'a': has no test samples \(hold some .*or drop it: data\."),
         (
@@ -64,9 +87,9 @@ def test_the_last_rows_are_test_rows_one_at_least_and_not_all_of_two() -> None:
         ),
     ],
 )
-def test_all_clients_that_lack_a_side_are_named(given: Table, last: object, names: list[str], said: str) -> None:
+def test_all_clients_that_lack_a_side_are_named(given: Table, last: object, names: list[str], fault: str) -> None:
     assert lacking(given, 0.25, last) == names  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=fault):
         divided(given, 0.25, last)  # type: ignore[arg-type]
 
 

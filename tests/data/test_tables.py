@@ -258,7 +258,8 @@ def test_a_table_is_cut_by_client_split_and_group(tmp_path: Path) -> None:
     assert rows_of(dataset.groups["existing"].train, 0) == [10.0, 60.0]
     assert rows_of(dataset.groups["existing"].test, 1) == [50.0]
     assert rows_of(dataset.groups["new"].test, 0) == [40.0] and not dataset.groups["new"].train.mask.any()
-    assert dataset.provenance == {"source": "table.csv", "test_rows": "column split"}
+    cut = {"by": "split", "column": "split", "last": None}
+    assert dataset.provenance == {"source": "table.csv", "cut": cut, "test_rows": "column split"}
     assert dataset.target == ("y", "") and [column.name for column in dataset.features] == ["sun", "wind"]
 
 
@@ -398,6 +399,7 @@ def test_rows_are_sorted_by_time_and_the_last_in_time_are_held_out(tmp_path: Pat
     assert [column.name for column in dataset.features] == ["sun"]  # time is no feature
     assert rows_of(group.train, 0) == [1.0, 3.0, 2.0] and rows_of(group.test, 0) == [0.0]
     assert rows_of(group.train, 1) == [1.0] and rows_of(group.test, 1) == [0.0]
+    assert dataset.provenance["cut"] == {"by": "time", "column": "when", "last": "0.25"}
     assert dataset.provenance["test_rows"] == "last 0.25 of each client by column 'when'"
     assert group.times is not None
     assert group.times.train[0].tolist() == sorted(group.times.train[0].tolist()) and group.times.train.shape == (2, 3)
@@ -520,6 +522,7 @@ def test_rows_of_a_program_are_held_out_as_given_or_the_last_ones() -> None:
     assert (rows_of(group.train, 0), rows_of(group.test, 0)) == ([0, 1, 2], [3, 4, 5])
     assert (rows_of(group.train, 1), rows_of(group.test, 1)) == ([0], [1, 2])
     assert [column.name for column in result.features] == ["x_1", "x_2"] and result.target.name == "y"
+    assert result.provenance["cut"] == {"by": "rows", "column": None, "last": "0.5"}
     group = tables.of_clients({"a": (X[:4], Y[:4], X[4:], Y[4:])}).groups["existing"]
     assert (rows_of(group.train, 0), rows_of(group.test, 0)) == ([0, 1, 2, 3], [4, 5])
     assert tables.of_clients({"a": (X, Y)}, task="classification").classes == 6

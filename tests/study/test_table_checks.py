@@ -14,6 +14,7 @@ import torch
 
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.sides import Cut
 from pacbayes_fl.errors import DataError, PrivacyError, StudyError
 from pacbayes_fl.study import apart
 from pacbayes_fl.study.data import load
@@ -100,9 +101,11 @@ def test_rows_of_a_bound_are_made_of_nothing_else(tmp_path: Path, more: dict[str
 
 
 def test_the_order_of_the_file_is_said_where_it_decides() -> None:
-    said = order_of_file("t.csv", "last 0.25 of each client in the order of the file, which was taken for that of time")
+    said = order_of_file("t.csv", Cut(by="file", column=None, last="0.25"))
     assert said is not None and "data.time names a column of times" in said
-    assert order_of_file("t.csv", "column split") is None and order_of_file("t.npz", None) is None
+    for cut in (Cut(by="split", column="split", last=None), Cut(by="time", column="order of the file", last="0.25")):
+        assert order_of_file("t.csv", cut) is None
+    assert order_of_file("t.npz", None) is None
 
 
 def test_a_client_that_has_one_row_or_repeats_one_is_named(tmp_path: Path) -> None:

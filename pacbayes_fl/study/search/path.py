@@ -15,6 +15,7 @@ from torch import Tensor
 from pacbayes_fl.data import split, tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.layout import Layout
+from pacbayes_fl.data.sides import Cut
 from pacbayes_fl.errors import ClientError, NumericalError
 from pacbayes_fl.federation import engine, federation_state, personalisation
 from pacbayes_fl.methods.base import AnyMethod
@@ -183,7 +184,8 @@ def deal(dataset: tables.Dataset, seed: int, part: int, layout: Layout | None = 
 
 def _test_rows_are_later(dataset: tables.Dataset) -> bool:
     """Whether all test rows are known to come after the training rows: by how the table was cut, or by its times."""
-    if str(dataset.provenance.get("test_rows")).startswith("last "):
+    cut: Cut | None = dataset.provenance.get("cut")
+    if cut is not None and cut["by"] != "split":
         return True
     return all(group.times is not None and _later(group, *group.times) for group in dataset.groups.values())
 

@@ -12,6 +12,7 @@ import torch
 
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.sides import Cut
 from pacbayes_fl.federation import engine, personalisation
 from pacbayes_fl.methods.recipe import Margin
 from pacbayes_fl.study.data import load
@@ -68,10 +69,18 @@ def test_few_rows_and_few_clients_hold_out_what_they_can(sizes: list[int], new: 
     assert [len(held_rows(part)[f"c{k}"]) for k in range(len(sizes))] == held
 
 
-@pytest.mark.parametrize("test_rows", ["column split", "last 0.25 of each client in the order of the file"])
-def test_later_rows_do_not_tell_of_earlier_ones_where_test_rows_are_the_last(test_rows: str) -> None:
+@pytest.mark.parametrize(
+    "cut",
+    [
+        Cut(by="split", column="split", last=None),
+        Cut(by="file", column=None, last="0.25"),
+        Cut(by="rows", column=None, last="0.25"),
+        Cut(by="time", column="when", last="14 days"),
+    ],
+)
+def test_later_rows_do_not_tell_of_earlier_ones_where_test_rows_are_the_last(cut: Cut) -> None:
     """Nobody is left without a row to train on."""
-    whole = replace(dataset([20, 11, 5, 2]), provenance={"test_rows": test_rows})
+    whole = replace(dataset([20, 11, 5, 2]), provenance={"cut": cut})
     for part in range(path.PARTS):
         dealt = deal(whole, 0, part)
         assert dealt is not None
@@ -80,7 +89,7 @@ def test_later_rows_do_not_tell_of_earlier_ones_where_test_rows_are_the_last(tes
             for k, name in enumerate(group.train.names):
                 own = group.train.x[k, group.train.mask[k], 0].tolist()
                 size = int(whole.groups["existing"].train.size[int(name[1:])])
-                late = part == 1 and test_rows.startswith("last") and size > 2
+                late = part == 1 and cut["by"] != "split" and size > 2
                 kept = [row for row in range(size) if row not in held[name] and (not late or row < held[name][0])]
                 assert own == kept and held[name]
 
