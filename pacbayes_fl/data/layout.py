@@ -27,7 +27,7 @@ _UNITS: Final = MappingProxyType(
     }
 )
 CLASSES: Final = 2**16
-"""Most classes that may be stated."""
+"""Most classes that a study, a file or a node may state."""
 CYCLES: Final = ("hour", "dayofweek", "dayofyear")
 """What `:cyclic` can follow: the time of the day, the day of the week, the day of the year."""
 

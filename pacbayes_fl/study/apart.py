@@ -15,6 +15,7 @@ from torch import Tensor
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.cells import check_names
+from pacbayes_fl.data.layout import CLASSES
 from pacbayes_fl.data.private_moments import MomentMessage
 from pacbayes_fl.data.scaling import FEDERATED, Shared
 from pacbayes_fl.data.sent_moments import SentMoments, width
@@ -34,7 +35,6 @@ ALONE: Final = "every node of a deployment knows its own rows alone"
 
 _ROWS: Final = 2**40  # of a client
 _INPUT: Final = 2**28  # numbers of one input
-_CLASSES: Final = 2**20
 _CONTROL: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})  # Unicode's control characters, surrogates and ends of lines
 MOMENTS: Final = f"{ALONE}; deploy.share with 'moments' lets them send these"
 
@@ -192,7 +192,7 @@ class Hello:
             new = tuple(map(_text, table.get("new", ())))
             if not clients or not set(dtypes) <= DTYPES.keys():
                 raise ValueError("no clients, or no such dtype")
-            if math.prod(shape) > _INPUT or (classes is not None and not 2 <= _whole(classes) <= _CLASSES):
+            if math.prod(shape) > _INPUT or (classes is not None and not 2 <= _whole(classes) <= CLASSES):
                 raise ValueError(f"inputs of {shown(shape)} numbers, or {shown(classes)} classes")
             return cls(clients, features, target, classes, shape, dtypes, new)
         except DataError as error:

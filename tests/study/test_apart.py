@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from pacbayes_fl.data.layout import CLASSES
 from pacbayes_fl.data.target_bounds import Bounds
 from pacbayes_fl.errors import DataError, DeployError, StudyError
 from pacbayes_fl.study import apart
@@ -22,7 +23,8 @@ CPU = torch.device("cpu")
 def test_what_a_node_says_is_read_as_it_was_written() -> None:
     assert Hello.from_json(ONE.to_json()) == ONE
     images = Hello({"w": 5}, (("image", ""),), ("label", ""), 10, (1, 4, 4), ("float32", "int64"))
-    assert Hello.from_json(images.to_json()) == images
+    for told in (images, replace(images, classes=CLASSES)):
+        assert Hello.from_json(told.to_json()) == told
     roster = Roster.of([images], CPU)
     assert roster.sizes == {"w": 5}
     assert roster.batch.x.shape == (1, 1, 1, 4, 4) and roster.batch.y.dtype == torch.int64
@@ -41,7 +43,7 @@ NAMES = ("", " ", "\ud800", "a\nb", "a\x00", "a\x1b[2J", "\u2028", "\x85")
         *({"new": [name]} for name in (*NAMES, "a", 1, None)),
         *({"new": ["c", "c"]}, {"clients": {"caf\u00e9": 1, "cafe\u0301": 1}}, {"new": ["a "]}),
         *({"feature_shape": shape} for shape in ([0], [-1], [1.0], [10**12], [2**20, 2**20], "22", [True])),
-        *({"classes": classes} for classes in (*NUMBERS[:8], "3", [], 1)),
+        *({"classes": classes} for classes in (*NUMBERS[:8], "3", [], 1, CLASSES + 1)),
         *({"features": [["\ud800", ""]]}, {"features": [[1, ""]]}, {"target": ["y", None]}, {"target": ["\udfff", ""]}),
     ],
     ids=ascii,
