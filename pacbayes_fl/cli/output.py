@@ -43,13 +43,14 @@ def say(text: str, file: TextIO | None = None, flush: bool = False) -> None:
 
 
 def print_comparison(results: Sequence[Result]) -> None:
-    """Print the tables of a comparison: cells, bins of calibration, scaling of rows and privacy costs.
+    """Print a comparison: cells, settings of metrics, too narrow intervals, scaling of rows and privacy costs.
 
     Args:
         results: the runs.
     """
     print_cells(comparison.table(results))
-    print_bins(results)
+    print_metric_settings(results)
+    print_too_seldom(results)
     print_rows(results)
     print_privacy(results)
 
@@ -104,7 +105,8 @@ def print_table(result: Result) -> None:
     for group, entry in result.summary()["groups"].items():
         _say_not_finite(group, entry["n_clients"], {name: nested(entry, name) or {} for name in names}, "clients")
     _print_fallen(result.labels)
-    print_bins([result])
+    print_metric_settings([result])
+    print_too_seldom([result])
     print_rows([result])
     _say_choices(result.labels)
     if "privacy" in result.labels:
@@ -244,18 +246,26 @@ def print_cells(cells: Sequence[Cell]) -> None:
         _say_not_finite(f"{method} {group}", max(cell.asked for cell in own), entries, "scores")
 
 
-def print_bins(results: Sequence[Result]) -> None:
-    """Print the settings of metrics, such as bins of confidence, and whose intervals hold too seldom, if there are any.
+def print_metric_settings(results: Sequence[Result]) -> None:
+    """Print the settings of metrics, such as bins of confidence; nothing where no metric has any.
+
+    Args:
+        results: results of a table.
+    """
+    for option, names in _spoken_options().items():
+        values = sorted({result.labels[option.setting] for result in results if option.setting in result.labels})
+        if values:
+            say(f"{' and '.join(names)}: {option.sentence.format(' or '.join(map(str, values)))}")
+
+
+def print_too_seldom(results: Sequence[Result]) -> None:
+    """Print whose intervals hold too seldom; nothing where all hold.
 
     Args:
         results: results of a table.
     """
     from pacbayes_fl.results.calibration import too_seldom
 
-    for option, names in _spoken_options().items():
-        values = sorted({result.labels[option.setting] for result in results if option.setting in result.labels})
-        if values:
-            say(f"{' and '.join(names)}: {option.sentence.format(' or '.join(map(str, values)))}")
     for line in too_seldom(results):
         say(line)
 

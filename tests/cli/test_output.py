@@ -11,7 +11,16 @@ from rich.cells import cell_len
 
 from pacbayes_fl.cli import output
 from pacbayes_fl.cli.layout import number
-from pacbayes_fl.cli.output import give_forecast, print_bins, print_cells, print_certificates, print_table, progress
+from pacbayes_fl.cli.output import (
+    give_forecast,
+    print_cells,
+    print_certificates,
+    print_comparison,
+    print_metric_settings,
+    print_table,
+    print_too_seldom,
+    progress,
+)
 from pacbayes_fl.names import shortened
 from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun
 from pacbayes_fl.results.client_rows import ClientRow
@@ -115,10 +124,23 @@ def test_tables_of_classifiers_say_how_many_bins(capsys: Captured) -> None:
     runs = [Result("s", "a", 4, "classification", clients=rows, labels={"calibration_bins": b}) for b in (20, 10, 20)]
     print_table(runs[0])
     assert capsys.readouterr().out.splitlines()[-1] == "ece and mce: 20 bins of confidence"
-    print_bins(runs)
+    print_metric_settings(runs)
     assert capsys.readouterr().out == "ece and mce: 10 or 20 bins of confidence\n"
-    print_bins([Result("s", "ridge", 4, "regression")])
+    print_metric_settings([Result("s", "ridge", 4, "regression")])
     assert not capsys.readouterr().out
+
+
+def test_intervals_that_hold_too_seldom_are_told_below_a_table_and_not_as_settings(capsys: Captured) -> None:
+    rows = (ClientRow(0, "c", "existing", 3, {"rsmse": 0.125, "coverage_95": 0.5}),)
+    results = [Result("s", "ridge", 4, "regression", clients=rows)]
+    print_metric_settings(results)
+    assert not capsys.readouterr().out
+    print_too_seldom(results)
+    said = capsys.readouterr().out
+    assert said.startswith("95 % intervals of ridge hold for 50%")
+    for print_all in (lambda: print_table(results[0]), lambda: print_comparison(results)):
+        print_all()
+        assert capsys.readouterr().out.endswith(said)
 
 
 def test_whom_a_mean_leaves_out_is_said_once_for_metrics_that_agree_and_shortened(capsys: Captured) -> None:
