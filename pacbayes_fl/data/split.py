@@ -221,10 +221,9 @@ def held_out(batch: ClientBatch, count: int, told: Told | None = None) -> tuple[
     """
     dealt = []
     for k, m in enumerate(int(size) for size in batch.size.tolist()):
-        if not batch.y.is_floating_point():
-            dealt.append((~held_labels(batch.y[k, :m].cpu(), count, 0, batch.ids[k])).long())
-        else:
-            dealt.append(torch.arange(m) + (m == 1) if m < count else _blocks(m, count))
+        real = batch.y.is_floating_point()
+        held = held_block(m, count, 0) if real else held_labels(batch.y[k, :m].cpu(), count, 0, batch.ids[k])
+        dealt.append((~held).long())
         if told is not None and bool((told(k, dealt[k] == 0) | (dealt[k] == 0)).all()):
             dealt[k] += 1
     return _by_fold(batch, dealt, [0], told)[0]
@@ -241,6 +240,21 @@ def _labelled(y: Tensor, count: int) -> Tensor:
     fold = torch.empty(len(y), dtype=torch.int64)
     fold[y.cpu().argsort(stable=True)] = torch.arange(len(y)) % count
     return fold
+
+
+def held_block(m: int, count: int, block: int) -> Tensor:
+    """Hold a block of one client's series out.
+
+    Args:
+        m: its rows.
+        count: number of blocks, at least 2; of fewer rows each is one.
+        block: which one, from 0; from -1 counted from the end.
+
+    Returns:
+        bool [m]: the rows that are held out; none of a single one.
+    """
+    blocks = min(count, m)
+    return torch.zeros(m, dtype=torch.bool) if blocks < 2 else _blocks(m, blocks) == block % blocks
 
 
 def held_labels(y: Tensor, count: int, fold: int, client: int) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 
 from pacbayes_fl.data import split
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.split import assert_disjoint, folds, held_out, split_hash, stratified_folds
+from pacbayes_fl.data.split import assert_disjoint, folds, held_block, held_out, split_hash, stratified_folds
 from pacbayes_fl.errors import DataError
 
 
@@ -37,6 +37,15 @@ def test_folds_are_blocks_that_cover_every_row_once(count: int) -> None:
             assert rest.names == test.names == batch.names and rest.ids == test.ids == batch.ids
     for rest, test in pairs:
         assert_disjoint(rest, test)
+
+
+@pytest.mark.parametrize("m", [0, 1, 2, 4, 5, 7, 23])
+def test_blocks_are_counted_from_both_ends(m: int) -> None:
+    count = min(5, m)
+    blocks = [[*range(m * k // count, m * (k + 1) // count)] for k in range(count)] if m > 1 else [[]]
+    for block, rows in enumerate(blocks):
+        for at in (block, block - len(blocks)):
+            assert held_block(m, 5, at).nonzero().flatten().tolist() == rows
 
 
 @pytest.mark.parametrize("batch", [federation(4, 4, dtype=torch.float32), federation(6)])

@@ -161,7 +161,7 @@ def deal(dataset: tables.Dataset, seed: int, part: int, layout: Layout | None = 
         if labelled:
             asked = split.held_labels(train.y[k, :size].cpu(), BLOCKS, BLOCKS - 1 - part, train.ids[k])
         else:
-            asked = _held_block(size, part)
+            asked = split.held_block(size, BLOCKS, -1 - part)
         asked = asked.to(train.x.device)
         left = ~asked if find is None else ~asked & ~find(k, asked)
         if later and not labelled:
@@ -196,16 +196,6 @@ def _later(group: tables.Group, train: Tensor, test: Tensor) -> bool:
     last = train.masked_fill(~group.train.mask.cpu(), train.min()).amax(1)
     first = test.masked_fill(~group.test.mask.cpu(), test.max()).amin(1)
     return bool((last < first).all())
-
-
-def _held_block(size: int, part: int) -> Tensor:
-    """Choose one client's held-out rows, bool [m]: a block of a series."""
-    blocks = min(BLOCKS, size)
-    if blocks < 2:
-        return torch.zeros(size, dtype=torch.bool)
-    block = blocks - 1 - part % blocks
-    at = torch.arange(size)
-    return (at >= size * block // blocks) & (at < size * (block + 1) // blocks)
 
 
 def follow(
