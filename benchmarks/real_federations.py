@@ -21,6 +21,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 import pacbayes_fl as fl
+from benchmarks.panels import half_width
 from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.records import Result
 
@@ -121,7 +122,7 @@ def compared(name: str, seeds: Sequence[int], folder: Path) -> Iterator[str]:
 
     Yields:
         A line for every method and group: mean over clients and seeds of both scores, each with the difference of the
-        first method from this one and its paired 95 % interval over clients and seeds.
+        first method from this one and its paired 95 % interval over clients and seeds by Student's t.
     """
     read, task = FEDERATIONS[name]
     table, results = read(), dict[str, list[Result]]()
@@ -152,7 +153,7 @@ def _paired(difference: Array) -> str:
     known = difference[np.isfinite(difference)]
     if len(known) < 2:
         return "-"
-    return f"{known.mean():+.3f} ± {1.96 * known.std(ddof=1) / len(known) ** 0.5:.3f}"
+    return f"{known.mean():+.3f} ± {half_width(known):.3f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

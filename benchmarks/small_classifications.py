@@ -19,6 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 import pacbayes_fl as fl
+from benchmarks.panels import half_width
 from benchmarks.real_federations import cancer, dealt, wine
 from pacbayes_fl.results.records import Result
 
@@ -124,7 +125,7 @@ def compared(name: str, seeds: Sequence[int], methods: Sequence[str], sets: Sequ
 
     Yields:
         Per method: accuracy of it and of training alone in per cent, difference with its paired 95 % interval over
-        clients of all draws, and mean NLL of both.
+        clients of all draws by Student's t, and mean NLL of both.
     """
 
     def column(runs: Sequence[Result], score: str) -> Array:
@@ -137,10 +138,9 @@ def compared(name: str, seeds: Sequence[int], methods: Sequence[str], sets: Sequ
             own = [fl.run(study(name, seed, method, Path(folder), sets)) for seed in seeds]
             accuracy, nll = column(own, "pm.accuracy"), column(own, "pm.nll")
             gain = 100 * (accuracy - base)
-            half = 1.96 * gain.std(ddof=1) / len(gain) ** 0.5
             yield (
-                f"{method} | {100 * base.mean():.1f} | {100 * accuracy.mean():.1f} | {gain.mean():+.1f} ± {half:.1f} "
-                f"| {base_nll.mean():.3f} | {nll.mean():.3f}"
+                f"{method} | {100 * base.mean():.1f} | {100 * accuracy.mean():.1f} "
+                f"| {gain.mean():+.1f} ± {half_width(gain):.1f} | {base_nll.mean():.3f} | {nll.mean():.3f}"
             )
 
 

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from benchmarks import real_federations
+from benchmarks.panels import half_width
 from benchmarks.real_federations import FEDERATIONS, dealt, main
 
 
@@ -31,6 +32,12 @@ def test_the_weather_of_tomorrow_is_the_days_after() -> None:
     may = table[table["client"] == "miami_05"]
     np.testing.assert_array_equal(may["y"].to_numpy()[:-1], may["irradiation"].to_numpy()[1:])
     assert len(may) == 30 and 3 < may["irradiation"].mean() < 8 and 20 < may["temperature"].mean() < 30
+
+
+def test_intervals_over_few_clients_are_by_student_s_t() -> None:
+    known = np.array([0.1, 0.3, -0.05, 0.2])
+    assert real_federations._paired(np.append(known, np.nan)) == f"{known.mean():+.3f} ± {half_width(known):.3f}"
+    assert real_federations._paired(known[:1]) == "-"
 
 
 def test_the_table_has_a_line_for_every_method_and_group(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from benchmarks import small_classifications
+from benchmarks.panels import half_width
 from benchmarks.small_classifications import TABLES, main
 
 
@@ -27,6 +31,17 @@ def test_every_client_has_the_rows_and_labels_that_are_said(
     assert set(train.size()) <= rows and set(table.groupby("client")["y"].nunique()) <= labels
     assert table.equals(TABLES[name](0)) and not table.equals(TABLES[name](1))
     assert np.isfinite(table.select_dtypes("number").to_numpy(float)).all()
+
+
+def test_intervals_over_few_clients_are_by_student_s_t(monkeypatch: pytest.MonkeyPatch) -> None:
+    gains = np.array([0.1, 0.3, -0.05, 0.2])
+    monkeypatch.setattr(
+        small_classifications.fl,
+        "run",
+        lambda study: SimpleNamespace(column=lambda group, score: gains * (study.method.name == "fedavg")),
+    )
+    (line,) = small_classifications.compared("few", [0], ["fedavg"], ())
+    assert f"{100 * gains.mean():+.1f} ± {half_width(100 * gains):.1f} " in line
 
 
 def test_the_table_has_a_line_for_every_method(capsys: pytest.CaptureFixture[str]) -> None:
