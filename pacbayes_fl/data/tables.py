@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -301,6 +301,7 @@ def read(
     test_share: float = 0.25,
     task: user_tables.Task = "regression",
     last: Span | None = None,
+    check: Callable[[user_tables.Table], None] | None = None,
 ) -> Dataset:
     """Read a data set: an .npz of `data_gen`, or a user's table.
 
@@ -313,13 +314,14 @@ def read(
         task: "classification" when the table's targets are labels 0..C-1, of as many classes C as the layout says or,
             where it does not, with C - 1 the largest; an .npz says itself what it holds.
         last: how long before each client's last row its test rows begin, in place of a share.
+        check: refuses rows of the table, of which it still says where they stand in the file.
 
     Returns:
         The data set.
 
     Raises:
-        DataError: as `from_arrays` and `user_tables.read_table`; also when there is no such column, or all rows of a
-            client that is to be cut by it have one time.
+        DataError: as `check`, `from_arrays` and `user_tables.read_table`; also when there is no such column, or all
+            rows of a client that is to be cut by it have one time.
     """
     path = Path(path)
     user_tables.require_file(path)
@@ -330,6 +332,8 @@ def read(
         return dataset
     layout = Layout() if layout is None else layout
     table, left = user_tables.read_rows(path, layout, task), layout.exclude_clients
+    if check is not None:
+        check(table)
     source = {"source": path.name} | ({"excluded": ", ".join(left)} if left else {})
     return _of_table(str(path), table, layout, (test_share, last), task, source)
 

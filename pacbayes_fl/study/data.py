@@ -156,7 +156,8 @@ def _read_file(part: DataPart) -> tables.Dataset:
         raise StudyError(f"[data] options are for generators, not for the file {path.name}")
     task: user_tables.Task = "classification" if part.task == "classification" else "regression"
     last = None if part.test.last is None else span(part.test.last)
-    dataset = tables.read(path, part, part.test.share, task, last)
+    check = partial(table_checks.check_bounds, part)
+    dataset = tables.read(path, part, part.test.share, task, last, check)
     if part.task == "auto" and dataset.classes is None and path.suffix in user_tables.TABLES:
         _warn_of_labels(dataset)
     order = table_checks.order_of_file(path.name, dataset.provenance.get("cut"))

@@ -96,7 +96,9 @@ def check(path: Path | str, study: Study, cost: bool = True, remarks: Sequence[s
     columns, _ = user_tables.read_columns(path)
     asked = replace(study, data=replace(study.data, source=str(path.resolve())))
     missing = "drop" if study.data.missing == "refuse" else study.data.missing
-    lenient = replace(asked, data=replace(asked.data, missing=missing, duplicate_rows="allow"))
+    low, high = (None if isinstance(end, str) else end for end in (study.data.lower_bound, study.data.upper_bound))
+    loose = replace(asked.data, missing=missing, duplicate_rows="allow", lower_bound=low, upper_bound=high)
+    lenient = replace(asked, data=loose)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what they say is found below
         try:

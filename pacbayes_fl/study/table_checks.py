@@ -12,9 +12,11 @@ from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.row_counts import one_row
 from pacbayes_fl.data.sides import Cut
-from pacbayes_fl.data.user_tables import TABLES
+from pacbayes_fl.data.user_tables import TABLES, Table
 from pacbayes_fl.errors import DataError, PrivacyError, StudyError, listed
 from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.parts import DataPart
+from pacbayes_fl.study.scaling import bounds_of
 
 _MOST: Final = 0.5  # of the test rows
 
@@ -81,6 +83,23 @@ def check_columns(study: Study) -> None:
         name = f"[data] features has {past[0]!r}" if past else "[data] missing = 'median'"
         what = f"{name}: rows are made of each other, and a certificate needs rows that are independent draws"
         raise StudyError(what, hint="report.certify.scheme = 'none'; or leave it out")
+
+
+def check_bounds(data: DataPart, table: Table) -> None:
+    """Refuse targets beyond bounds of their rows, while it is known in which lines these stand.
+
+    Args:
+        data: of a study, whose bounds may be columns.
+        table: as read.
+
+    Raises:
+        StudyError: as `bounds_of`.
+        DataError: naming the first client with such a row, and its line.
+    """
+    if isinstance(data.lower_bound, str) or isinstance(data.upper_bound, str):
+        bounds = bounds_of(data, table.features)
+        for name, rows in table.clients.items():
+            bounds.check(ClientBatch.stack([rows], [name], [0]), table.place)
 
 
 def order_of_file(name: str, cut: Cut | None) -> str | None:

@@ -82,9 +82,9 @@ def test_bounds_of_rows_are_those_of_a_number_where_the_column_is_the_same_every
 
 
 def test_a_target_beyond_its_rows_bound_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"'existing_0': has a target of 0.7, beyond its row's bounds \[0, 0.6\]"):
+    with pytest.raises(DataError, match=r"target of 0.7, beyond its row's bounds \[0, 0.6\] \(line 4\)"):
         run.run(on_csv(powers(tmp_path / "rows.csv", {2: {"y": 0.7}}), *SETS))
-    with pytest.raises(DataError, match="'existing_0': its bounds are 0 and 0 in row 2"):
+    with pytest.raises(DataError, match="'existing_0': its bounds are 0 and 0 in line 4"):
         run.run(on_csv(powers(tmp_path / "zero.csv", {2: {"y": 0.0, "capacity": 0.0}}), *SETS))
 
 

@@ -87,6 +87,15 @@ def test_repeats_on_both_sides_are_refused_by_the_run_and_said(tmp_path: Path) -
     assert not check(path, study_of(path, look(path), "ridge", ["data.duplicate_rows=allow"]), cost=False).refused
 
 
+def test_a_target_beyond_its_row_s_bound_is_said_by_its_line_with_all_else(tmp_path: Path) -> None:
+    table = [{"client": "a", "cap": 5.0 + k % 3, "y": float(k % 5 + 4 * (k == 9))} for k in range(16)]
+    path = write_csv(tmp_path / "rows.csv", table)
+    got = check(path, study_of(path, look(path), "ridge", ["data.upper_bound=cap", "data.duplicate_rows=allow"]))
+    assert len(got.findings) > 1 and got.cost is not None
+    (refused,) = got.refused
+    assert "'a': has a target of 8, beyond its row's bounds [-inf, 5] (line 11)" in refused
+
+
 def test_a_table_that_cannot_be_read_at_all_is_refused(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "rows.csv", [{"client": "a", "x": 1.0, "y": 1.0}])
     study = study_of(path, look(path), "ridge")
