@@ -15,6 +15,7 @@ from pacbayes_fl.data.linear_start import LinearStart
 from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.methods import Recipe
 from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.methods.recipe import HELD_OUT
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.models.inducing import AUTO, Inducing
@@ -123,8 +124,11 @@ class GPModel:
         if self.linear_kernel == "auto":
             return replace(self, linear_kernel=self.linear != "none").settled(recipe, private, folds)
         if self.networks is not True and self.linear == "none" and not self.linear_kernel:
-            what = f"[model] networks = {self.networks!r} leaves no part of the prior that knows the inputs"
-            raise StudyError(what, hint="model.linear = 'zero' gives it linear parts")
+            what, hint = f"[model] networks = {self.networks!r}", "model.linear = 'zero' gives it linear parts"
+            if self.networks == HELD_OUT and "model.networks" not in {one.key for one in recipe.held_out}:
+                what = f"{what} is not for this method, for which nothing is tried, and"
+                hint = f"model.networks = true; or false, where {hint}"
+            raise StudyError(f"{what} leaves no part of the prior that knows the inputs", hint=hint)
         if self.linear == "ridge" and (private or folds or (recipe.federated and not recipe.rounds)):
             kind = PrivacyError if private else StudyError
             why = "folds of clients may not know of them" if folds else "clients of this method are alone"

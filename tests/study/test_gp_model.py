@@ -60,6 +60,17 @@ def test_a_prior_without_networks_needs_linear_parts(word: str) -> None:
         assert tiny(f"method.name={name}").model.linear == "none"
 
 
+@pytest.mark.parametrize("name", ["vanilla-gp", "pooled-gp", "ard-gp", "ridge"])
+def test_a_method_that_tries_nothing_says_so_together_with_the_parts_that_are_missing(name: str) -> None:
+    both = r"networks = 'held-out' is not for this method, for which nothing is tried, and leaves no part .* inputs"
+    hint = r" \(model\.networks = true; or false, where model\.linear = 'zero' gives it linear parts"
+    with pytest.raises(StudyError, match=both + hint):
+        tiny(f"method.name={name}", "model.networks=held-out")
+    for sets in (["model.networks=true"], ["model.networks=false", "model.linear=zero"]):
+        study = tiny(f"method.name={name}", *sets)
+        prepare(study, load(study))
+
+
 def test_a_prior_without_networks_is_a_regression_with_coefficients_of_clients_own() -> None:
     """Its evidence is that of y = X1 (w + u) + a + e, with u ~ N(0, s^2 I) and a ~ N(0, outputscale)."""
     model = GPModel(linear="zero", networks=False).build((2,))
