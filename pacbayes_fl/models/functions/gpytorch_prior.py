@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import gpytorch
 import numpy as np
@@ -23,6 +23,9 @@ from torch.func import functional_call
 from pacbayes_fl.errors import ShapeError, StudyError
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.models.likelihoods import NOISE_STD, gaussian_noise, inverse_softplus
+
+_POINTS: Final = 16  # at which a kernel is tried
+_NEGATIVE: Final = 1e-3  # of the largest eigenvalue of a covariance: more than rounding
 
 
 class _Parts(nn.Module):
@@ -87,7 +90,8 @@ class GPyTorchPrior(FunctionModel):
     Raises:
         StudyError: when a part is a class instead of an object, or holds a GPyTorch prior: hyper-parameters have the
             hyper-prior that the method is given, and another one would count for nothing; when a likelihood is not
-            normal around the function with a positive noise at any input, or `noise_std` stands beside it.
+            normal around the function with a positive noise at any input, or `noise_std` stands beside it; when a
+            kernel is no covariance of d features, or does not take all real numbers.
         ShapeError: when mean or kernel do not map [N, d] inputs to [N] and [N, N].
 
     Example:
@@ -235,15 +239,16 @@ class GPyTorchPrior(FunctionModel):
 
     def _broadcasts(self) -> bool:
         theta = torch.arange(4.0 * self.dim, dtype=torch.float64).sin().view(2, 2, self.dim)
-        x = torch.arange(6.0 * self.input_dim, dtype=torch.float64).cos().view(2, 3, self.input_dim)
+        x = _inputs(6, self.input_dim).view(2, 3, self.input_dim)
         try:
             one = [self._functional(part, theta[0, 0], x[0], x[0]) for part in ("mean", "covariance", "variance")]
-        except RuntimeError as error:
+        except (RuntimeError, IndexError) as error:
             raise self._misfit(error) from error
         if [list(t.shape) for t in one] != [[3], [3, 3], [3]]:
             raise ShapeError(
                 f"mean and kernel must give [N] and [N, N] at [N, {self.input_dim}], got {[list(t.shape) for t in one]}"
             )
+        self._check_definite()
         parts = ["mean", "covariance", "variance"]
         if self._parts.likelihood is not None:
             parts.append("noise")
@@ -278,8 +283,25 @@ class GPyTorchPrior(FunctionModel):
             if not torch.equal(given.scale, at_0.scale) or not bool((given.scale > 0).all()):
                 raise _likelihood_misfit(likelihood, "a noise that inputs alone do not decide")
 
-    def _misfit(self, error: RuntimeError) -> ShapeError:
-        """Say which kernel does not take as many features as there are."""
+    def _check_definite(self) -> None:
+        """Refuse a kernel whose matrices are no covariances: of two features the cosine of a distance is none."""
+        x = _inputs(_POINTS, self.input_dim)
+        lowest = _lowest(self._functional("covariance", self.location(), x, x))
+        if not lowest < -_NEGATIVE:
+            return
+        alone = ((f"{name} ({type(one).__name__})", _alone(one, x)) for name, one in self._kernels())
+        wrong = [name for name, matrix in alone if matrix is not None and _lowest(matrix) < -_NEGATIVE]
+        what = f"{wrong[0] if wrong else 'kernel'} gives no covariance of rows of {self.input_dim} features: at some"
+        what = f"{what} inputs it has an eigenvalue of {lowest:.3g} times the largest, and none may be negative"
+        raise StudyError(what, hint="take another kernel, or give this one a single feature, active_dims=(0,)")
+
+    def _kernels(self) -> list[tuple[str, Kernel]]:
+        """The kernels that are not made of others, by name."""
+        every = [(name, part) for name, part in self._parts.named_modules() if isinstance(part, Kernel)]
+        return [(name, part) for name, part in every if sum(isinstance(one, Kernel) for one in part.modules()) == 1]
+
+    def _misfit(self, error: RuntimeError | IndexError) -> ShapeError | StudyError:
+        """Say which kernel does not take as many features as there are, or all numbers."""
         sizes = ((name, getattr(part, "ard_num_dims", None), part) for name, part in self._parts.named_modules())
         wrong = [
             f"{name} has ard_num_dims={size}"
@@ -287,10 +309,38 @@ class GPyTorchPrior(FunctionModel):
             if size is not None and size != (self.input_dim if part.active_dims is None else len(part.active_dims))
         ]
         reason = str(error).splitlines()[0]
+        x = _inputs(3, self.input_dim)
+        for name, kernel in () if wrong else self._kernels():
+            if _alone(kernel, torch.zeros_like(x)) is not None and _alone(kernel, x) is None:
+                what = f"{name} ({type(kernel).__name__}) must take all real numbers, as standardised rows have them"
+                hint = "give a kernel of real numbers; data.categorical makes features of a column of categories"
+                return StudyError(f"{what}: {reason}", hint=hint)
         return ShapeError(
             f"mean or kernel cannot take inputs [N, {self.input_dim}]: {', '.join(wrong) or reason}",
             hint=f"input_dim={self.input_dim} must be what ard_num_dims, active_dims and input_size say",
         )
+
+
+def _inputs(rows: int, features: int) -> Tensor:
+    """Inputs [rows, features] to try modules at, spread as those of standardised rows are."""
+    return 3.0 * torch.arange(float(rows * features), dtype=torch.float64).cos().view(rows, features)
+
+
+def _alone(kernel: Kernel, x: Tensor) -> Tensor | None:
+    """Matrix of a kernel under the parameters that it came with; None where it does not take inputs by itself."""
+    try:
+        matrix: Tensor = kernel(x, x).to_dense().detach()
+    except (RuntimeError, IndexError, TypeError, ValueError):
+        return None
+    return matrix
+
+
+def _lowest(covariance: Tensor) -> float:
+    """Lowest eigenvalue in units of the largest; NaN where some number is."""
+    if not bool(covariance.isfinite().all()):
+        return math.nan
+    low, high = torch.linalg.eigvalsh(covariance.detach()).aminmax()
+    return float(low / high.abs().clamp_min(1e-300))
 
 
 def _shaped(values: Tensor, shape: torch.Size) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import gpytorch
 import pytest
 import torch
-from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import CosineKernel, IndexKernel, LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import (
     BernoulliLikelihood,
     FixedNoiseGaussianLikelihood,
@@ -216,6 +216,25 @@ def test_features_of_another_number_are_refused_by_the_kernel_s_name(wrap: Any) 
     torch.testing.assert_close(some.covariance(theta, x), expected, rtol=1e-12, atol=1e-13)
     with pytest.raises(ShapeError, match=r"inputs \[N, 3\]: "):
         GPyTorchPrior(LinearMean(2), RBFKernel(), 3)
+
+
+@pytest.mark.parametrize("wrap", [lambda kernel: kernel, ScaleKernel, lambda kernel: RBFKernel() * kernel])
+def test_a_kernel_of_whole_numbers_is_refused_by_its_name(wrap: Any) -> None:
+    said = r"^kernel\S* \(IndexKernel\) must take all real numbers, as standardised rows have them: .*index"
+    with pytest.raises(StudyError, match=said):
+        GPyTorchPrior(ConstantMean(), wrap(IndexKernel(num_tasks=3)), 1)
+
+
+@pytest.mark.parametrize("wrap", [lambda kernel: kernel, ScaleKernel, lambda kernel: LinearKernel() + kernel])
+def test_a_kernel_that_is_no_covariance_of_so_many_features_is_refused_by_its_name(wrap: Any) -> None:
+    """The cosine of a distance is positive definite on a line alone."""
+    said = r"^kernel\S* \(CosineKernel\) gives no covariance of rows of 2 features: .* active_dims=\(0,\)"
+    with pytest.raises(StudyError, match=said):
+        GPyTorchPrior(ConstantMean(), wrap(CosineKernel()), 2)
+    for kernel, features in ((wrap(CosineKernel()), 1), (wrap(CosineKernel(active_dims=(0,))), 2)):
+        one = GPyTorchPrior(ConstantMean(), kernel, features)
+        covariance = one.covariance(draw(1, 1, one.dim), draw(1, 40, features, seed=2))
+        assert torch.linalg.eigvalsh(covariance).min() > -1e-9
 
 
 # likelihoods ----------------------------------------------------------------------------------------------------
