@@ -307,6 +307,23 @@ def test_photographs_of_clients_are_predicted_file_by_file(own: Path, photos: Pa
     assert {name: len(one["label"]) for name, one in json.loads(held).items()} == {"anna": 8, "bob": 8, "carl": 8}
 
 
+def test_coloured_files_are_predicted_by_a_grey_run_where_it_made_its_own_grey(tmp_path: Path, call: Out) -> None:
+    """A run that takes files as they are takes none of another colour or size, and names the first."""
+    for client in ("anna", "bob", "carl"):
+        for row in range(8):
+            write_image(tmp_path / "photos" / client / ("cat", "dog")[row % 2] / f"{row}.png", row, mode="L")
+    plain, made = tmp_path / "plain", tmp_path / "made"
+    study.run(own_study(tmp_path / "photos", "federation.rounds=1", "data.options.size=none"), plain)
+    study.run(own_study(tmp_path / "photos", "federation.rounds=1", "data.options.colour=grey"), made)
+    write_image(tmp_path / "next" / "anna" / "a.png")
+    write_image(tmp_path / "more" / "anna" / "b.png", size=(9, 12), mode="L")
+    for folder, file, got in (("next", "a.png", "3 x 8 x 8"), ("more", "b.png", "1 x 9 x 12")):
+        code, _, error = call("predict", plain, "--data", tmp_path / folder)
+        said = " ".join(error.split())
+        assert code == 1 and f"anna/{file}: images of the run are 1 x 8 x 8" in said and f"got {got}" in said
+        assert call("predict", made, "--data", tmp_path / folder)[0] == 0
+
+
 def test_the_table_of_data_counts_for_photographs_too(photos: Path, tmp_path: Path) -> None:
     half = "data.options.test_share=0.5"
     batch = load(own_study(photos, half)).groups["existing"]

@@ -40,25 +40,28 @@ class Look(NamedTuple):
     colour: Colour | None = None
 
 
-def read(paths: Sequence[Path], look: Look) -> Tensor:
+def read(paths: Sequence[Path], look: Look, shape: tuple[int, ...] | None = None) -> Tensor:
     """Read image files; photographs lying on their side by EXIF are turned, transparency is dropped.
 
     Args:
         paths: of the R files.
         look: what they are brought to.
+        shape: (channels, H, W) that all have then; that of the first when None.
 
     Returns:
         Pixels [R, channels, H, W], uint8.
 
     Raises:
-        DataError: naming a file that cannot be read, has more than 8 bits a channel, or another size or colour than the
-            first.
+        DataError: naming a file that cannot be read, has more than 8 bits a channel, or another size or colour than all
+            must have.
     """
     import numpy as np
     import torch
     from PIL import Image, ImageOps
 
     shapes = [_shape(path) for path in paths]
+    if shape is not None:
+        _require(paths, shapes, look, shape)
     sizes, colours = [shape[:2] for shape in shapes], [shape[2] for shape in shapes]
     if look.size is None and (odd := _other(sizes)) is not None:
         one, two = (f"{paths[i]} is {sizes[i][0]} x {sizes[i][1]} pixels" for i in (0, odd))
@@ -80,6 +83,34 @@ def read(paths: Sequence[Path], look: Look) -> Tensor:
             pixels = np.array(upright, dtype=np.uint8).reshape(height, width, channels)
         result[row] = torch.from_numpy(pixels).permute(2, 0, 1)
     return result
+
+
+def misfit(where: str, wanted: Sequence[int], got: Sequence[int]) -> DataError:
+    """Say that images are of another shape than a run's.
+
+    Args:
+        where: the file.
+        wanted: channels, height and width of the run's images.
+        got: of these.
+
+    Returns:
+        The error.
+    """
+    run, own = (" x ".join(map(str, shape)) for shape in (wanted, got))
+    what = f"{where}: images of the run are {run} (channels x height x width), got {own}"
+    hint = "save it as those are; a run trained on files with data.options.size and colour brings others to these"
+    return DataError(what, hint=hint)
+
+
+def _require(
+    paths: Sequence[Path], shapes: Sequence[tuple[int, int, str]], look: Look, wanted: tuple[int, ...]
+) -> None:
+    """Refuse files of another shape, as far as they are not brought to it."""
+    for path, (height, width, colour) in zip(paths, shapes, strict=True):
+        channels = (1 if colour == "grey" else 3) if look.colour is None else wanted[0]
+        got = (channels, *((height, width) if look.size is None else wanted[1:]))
+        if got != wanted:
+            raise misfit(str(path), wanted, got)
 
 
 def _shape(path: Path) -> tuple[int, int, str]:

@@ -106,7 +106,7 @@ def _without(brought: Brought, path: Path, excluded: Sequence[str]) -> Brought:
     return Brought(brought.x[kept], label, client, None if brought.test is None else brought.test[kept], where)
 
 
-def to_predict(path: Path, shape: tuple[int, ...], client: str | None = None, fit: bool = False) -> Brought:
+def to_predict(path: Path, shape: tuple[int, ...], client: str | None = None, look: Look | None = None) -> Brought:
     """Read images to predict or to personalise with.
 
     Args:
@@ -114,18 +114,18 @@ def to_predict(path: Path, shape: tuple[int, ...], client: str | None = None, fi
             name in `y` are rows to predict.
         shape: of one image, as the run was trained on.
         client: owner of all images; None where the folder or the array `client` says it.
-        fit: whether files of another size are brought to that of the run, as those that it learned from were.
+        look: what files are brought to, as those that the run learned from were; None takes them as they are.
 
     Returns:
         The images; rows of an .npz without `client` belong to `client`.
 
     Raises:
-        DataError: naming the file or the row that cannot be used.
+        DataError: naming the file or the row that cannot be used, or a file of another shape.
     """
     if path.is_dir():
         places = image_folders.to_predict(path, client)
-        look = Look(shape[-1] if fit else None, "grey" if shape[0] == 1 else "rgb")
-        pixels, where = image_files.read([place.path for place in places], look), [str(one.path) for one in places]
+        pixels = image_files.read([place.path for place in places], look or Look(), shape)
+        where = [str(one.path) for one in places]
         split = any(one.test is not None for one in places)
         tests = np.array([bool(one.test) for one in places]) if split else None
         brought = Brought(pixels, [one.label for one in places], [one.client for one in places], tests, where)
@@ -134,8 +134,7 @@ def to_predict(path: Path, shape: tuple[int, ...], client: str | None = None, fi
         if not brought.client[0]:
             raise DataError(f"{path} has no array 'client'", hint=_ARRAYS)
     if tuple(brought.x.shape[1:]) != shape:
-        wanted, got = (" x ".join(map(str, size)) for size in (shape, brought.x.shape[1:]))
-        raise DataError(f"{path}: images of the run are {wanted}, these are {got}", hint="bring them to its size")
+        raise image_files.misfit(str(path), shape, brought.x.shape[1:])
     return brought
 
 

@@ -19,15 +19,17 @@ from pacbayes_fl.data import twins, user_images, user_tables
 from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.history import History
+from pacbayes_fl.data.image_files import Look
 from pacbayes_fl.errors import DataError, caller_stacklevel, listed
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.names import apart
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.study import user_rows
+from pacbayes_fl.study import sources, user_rows
 from pacbayes_fl.study.data import ScaledGroup, check_targets
 from pacbayes_fl.study.evaluate.regression import state_of
+from pacbayes_fl.study.parts import DataPart
 from pacbayes_fl.study.release import Served
 from pacbayes_fl.study.run import Trained
 
@@ -134,10 +136,18 @@ def images_of(
     Raises:
         DataError: naming the file or the row that cannot be used.
     """
-    fit = known.study.data.options.get("size") not in (None, settings.NONE)
-    brought = user_images.to_predict(Path(path), known.schema.feature_shape, default, fit)
+    shape = known.schema.feature_shape
+    brought = user_images.to_predict(Path(path), shape, default, _look_of(known.study.data, shape))
     names = known.schema.provenance.get("class_names", ())
     return brought, user_images.numbered(brought if labelled else brought._replace(label=[""] * len(brought.x)), names)
+
+
+def _look_of(data: DataPart, shape: tuple[int, ...]) -> Look:
+    """What a run brings image files to: what it brought those to that it learned from."""
+    size, colour = (data.options.get(name) not in (None, settings.NONE) for name in ("size", "colour"))
+    source = sources.find(data.source)
+    colour = colour or (source is not None and not source.own)  # whose images were no files, and have no such option
+    return Look(shape[-1] if size else None, ("grey" if shape[0] == 1 else "rgb") if colour else None)
 
 
 def pad(known: Served, client: str, x: Tensor, y: Tensor) -> ClientBatch:

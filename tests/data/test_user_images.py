@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pacbayes_fl.data import user_images, user_tables
+from pacbayes_fl.data.image_files import Look
 from pacbayes_fl.errors import DataError
 from tests.data.small_photos import write_image
 from tests.tiny_images import SIDE
@@ -27,9 +28,9 @@ def read(
     shape: tuple[int, ...] = SHAPE,
     client: str | None = None,
     classes: tuple[str, ...] = (),
-    fit: bool = False,
+    look: Look | None = None,
 ) -> user_tables.Table:
-    brought = user_images.to_predict(path, shape, client, fit)
+    brought = user_images.to_predict(path, shape, client, look)
     return user_images.by_client(brought, user_images.numbered(brought, classes))
 
 
@@ -59,7 +60,7 @@ WHO = np.zeros(2)
     [
         ({"y": WHO}, "has no array 'x'"),
         ({"x": ZEROS}, r"has no array 'client' \(it needs x \[R, channels, H, W\]"),
-        ({"x": ZEROS[..., :5], "client": WHO}, r"images of the run are 1 x 6 x 6, these are 1 x 6 x 5"),
+        ({"x": ZEROS[..., :5], "client": WHO}, r"a\.npz: images of the run are 1 x 6 x 6 .*, got 1 x 6 x 5"),
         ({"x": np.zeros((2, 6)), "client": WHO}, r"x must be \[R, channels, H, W\] or \[R, H, W\], got \[2, 6\]"),
         ({"x": ZEROS, "y": np.zeros(3), "client": WHO}, r"y must be \[2\], as x has rows, got \[3\]"),
         ({"x": ZEROS, "client": np.array(["a", " "])}, "row 1 has no client"),
@@ -108,15 +109,31 @@ def test_classes_have_names(tmp_path: Path) -> None:
 def test_a_folder_of_files_is_read_as_the_run_sees_images(tmp_path: Path) -> None:
     write_image(tmp_path / "anna" / "a.png", size=(SIDE, SIDE))
     write_image(tmp_path / "bob" / "cat" / "b.png", size=(9, 14), mode="L")
-    table = read(tmp_path, SHAPE, None, ("cat", "dog"), fit=True)
+    table = read(tmp_path, SHAPE, None, ("cat", "dog"), Look(SIDE, "grey"))
     assert {name: (tuple(x.shape), y.tolist()) for name, (x, y) in table.clients.items() if name == "bob"} == {
         "bob": ((1, *SHAPE), [0.0])
     }
     assert table.clients["anna"][1].isnan().all() and table.clients["anna"][0].abs().max() <= 1
-    with pytest.raises(DataError, match=r"images must be of one size: .*a\.png is 6 x 6 pixels, .*b\.png is 9 x 14"):
-        read(tmp_path, SHAPE)
-    with pytest.raises(DataError, match="images of the run are 1 x 5 x 5, these are 1 x 6 x 6"):
-        read(tmp_path / "anna", (1, 5, 5), "me")
+
+
+@pytest.mark.parametrize(
+    ("shape", "look", "said"),
+    [
+        (SHAPE, Look(), r"anna/a\.png: images of the run are 1 x 6 x 6 \(channels x height x width\), got 3 x 6 x 6"),
+        (SHAPE, Look(6), r"anna/a\.png: .* 1 x 6 x 6 .*, got 3 x 6 x 6"),
+        (SHAPE, Look(None, "grey"), r"bob/b\.png: .* 1 x 6 x 6 .*, got 1 x 9 x 14"),
+        ((3, SIDE, SIDE), Look(), r"bob/b\.png: .* 3 x 6 x 6 .*, got 1 x 9 x 14"),
+        ((3, SIDE, SIDE), Look(6), r"bob/b\.png: .* 3 x 6 x 6 .*, got 1 x 6 x 6"),
+        ((1, 5, 5), Look(None, "grey"), r"anna/a\.png: .* 1 x 5 x 5 .*, got 1 x 6 x 6"),
+    ],
+)
+def test_a_file_that_is_not_brought_to_the_run_s_shape_is_refused_by_name(
+    tmp_path: Path, shape: tuple[int, ...], look: Look, said: str
+) -> None:
+    write_image(tmp_path / "anna" / "a.png", size=(SIDE, SIDE))
+    write_image(tmp_path / "bob" / "b.png", size=(9, 14), mode="L")
+    with pytest.raises(DataError, match=said + r" \(save it as those are"):
+        read(tmp_path, shape, None, (), look)
 
 
 def test_an_archive_of_images_is_known_from_one_of_data_gen(tmp_path: Path) -> None:
