@@ -17,7 +17,7 @@ from pacbayes_fl.study import held_rows
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
-from pacbayes_fl.study.search import held_out
+from pacbayes_fl.study.search import choice_file, held_out
 
 
 def certifiable(folder: Path) -> tuple[Study, Path]:
@@ -35,14 +35,14 @@ def certifiable(folder: Path) -> tuple[Study, Path]:
         PrivacyError: when the run is private, so that training again would be another release.
     """
     study = Study.from_toml(folder / "study.toml")
-    verify(folder, ("study.toml", held_out.FILE), ("checkpoints/", "privacy.json"))  # it is what will be trained
+    verify(folder, ("study.toml", choice_file.FILE), ("checkpoints/", "privacy.json"))  # it is what will be trained
     if study.report.certify.scheme != "none":
         return study, folder
     if study.privacy.epsilon is not None:
         what = "a private run is not trained again: the releases of both would add up, in two ledgers"
         raise PrivacyError(what, hint="run the study anew with report.certify.scheme = 'split' from the start")
     certify = replace(study.report.certify, scheme="split")
-    study = held_out.without_choice(replace(study, report=replace(study.report, certify=certify)), folder)
+    study = choice_file.without_choice(replace(study, report=replace(study.report, certify=certify)), folder)
     return study, folder.with_name(f"{folder.name}-certify")
 
 
@@ -61,7 +61,7 @@ def is_finished(study: Study, folder: Path) -> bool:
     """
     if not (folder / "metrics.json").is_file():
         return False
-    settled, _ = held_out.recall(study, folder)
+    settled, _ = choice_file.recall(study, folder)
     saved = Study.from_toml(folder / "study.toml")
     checkpoint.check_study(saved.table(), settled.table())
     return saved.plan.rounds == settled.plan.rounds

@@ -151,6 +151,24 @@ def shape_of_errors(residuals: Residuals) -> Tensor:
     return torch.where(enough, histogram(residuals), 0.0)
 
 
+def held_out_errors(posterior: LeaveOneOut, x: Tensor, y: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
+    """Count residuals of rows that neither a posterior nor its prior has seen: those of training flatter a prior.
+
+    Args:
+        posterior: of K clients.
+        x: inputs of such rows [K, M, d].
+        y: their targets [K, M], in its units.
+        mask: [K, M] bool.
+        rows: that each posterior was conditioned on [K].
+
+    Returns:
+        [K, BINS], as `histogram`; 0 for a client with fewer rows than leave a row out in `shape_of_errors`.
+    """
+    known = posterior.predict(x)
+    found = histogram(Residuals(known.log_weights, (y.unsqueeze(1) - known.means) / known.stds, mask))
+    return torch.where((rows >= _FEW - 1).unsqueeze(1), found, 0.0)
+
+
 def pooled(histograms: Tensor) -> Tensor:
     """Average the messages of clients, each of which counts once, and a standard normal as one client more.
 

@@ -28,7 +28,7 @@ from pacbayes_fl.results.rounds import RoundRecord, readable
 from pacbayes_fl.study import check, origins
 from pacbayes_fl.study.file import Study, read_table
 from pacbayes_fl.study.run import run
-from pacbayes_fl.study.search import held_out
+from pacbayes_fl.study.search import choice_file
 
 COMPARISON: Final = "comparison.json"
 """What a comparison's folder calls what was asked for: methods, seeds, what varies, and every value of each study."""
@@ -202,7 +202,7 @@ def _check(runs: Sequence[_Run]) -> None:
             origins.check_folder(folder, study.instances)
             table, where = read_table(folder / "study.toml")
             saved = Study.from_table(table, where, instances=study.instances).table()
-            chosen, _ = held_out.recall(study, folder)
+            chosen, _ = choice_file.recall(study, folder)
             checkpoint.check_study(saved, chosen.table(), _FINISHED if _finished(folder) else checkpoint.MAY_CHANGE)
         if not _finished(folder):
             left.setdefault(name, study)  # other seeds of it would be refused for the same reasons

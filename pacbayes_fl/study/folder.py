@@ -40,7 +40,7 @@ from pacbayes_fl.study.held_rows import CertificateSplit, TrainingHistory
 from pacbayes_fl.study.instances import NO_INSTANCES, Instances
 from pacbayes_fl.study.prepare import device_of
 from pacbayes_fl.study.saved_meta import SavedMeta
-from pacbayes_fl.study.search import held_out
+from pacbayes_fl.study.search import choice_file
 
 
 class Settled(NamedTuple):
@@ -240,7 +240,7 @@ class RunFolder:
         # of fewer rounds: they say that it is over
         put(self.path, dict.fromkeys(("metrics.json", results_ended.FILE, pages.FILE, warned.FILE)))
         if settled.notes:
-            held_out.remember(self.path, settled.notes)  # first: who resumes this study must find the choice
+            choice_file.remember(self.path, settled.notes)  # first: who resumes this study must find the choice
         own = {origins.KEY: used} if (used := origins.used(study)) else {}
         about = environment(device_of(study)) | {"seed": study.seed, "data": provenance(dataset)} | own
         text = json.dumps(about, indent=1, default=str) + "\n"

@@ -91,7 +91,7 @@ def check(study: Study) -> None:
     Raises:
         PrivacyError: when clients would send their residuals beside noise that a paper prints for rounds alone.
     """
-    if _printed(study) and _shared(study):
+    if _printed(study) and shared(study):
         name = study.privacy.mechanism
         what = f"[model] residuals = 'mixture' takes a histogram of every client's residuals, which {name} does not"
         raise PrivacyError(f"{what} pay for", hint="model.residual_share = 0 learns from each client's own rows alone")
@@ -137,8 +137,12 @@ def learn(
     state: FederationState,
     existing: ScaledGroup,
     private: PrivateAggregator | None = None,
+    held: Tensor | None = None,
 ) -> ErrorShape:
     """Collect the residuals of a federation after its last round, one message of each client.
+
+    Where held-out rows chose the rounds, their residuals are half of the federation's: a row that is left out has been
+    seen by the prior, and leaves less than a new one.
 
     In a private run that is one release, of fewer bins (`posteriors.private_residuals`): a client's message is shares
     of its rows, |v|_1 <= 1 and |v|_2 <= 1, so that without the client the sum moves by at most 1.
@@ -149,6 +153,7 @@ def learn(
         state: after the last round.
         existing: clients that took part.
         private: pays for the release of a private run; nothing is collected in one without.
+        held: histogram of the residuals of held-out rows [BINS], if there is one.
 
     Returns:
         The shape of errors, for these and for new clients.
@@ -169,7 +174,8 @@ def learn(
     for index, histograms in sent:
         result[index] = histograms
     if outside is None:
-        return _shape(study, pooled(result))
+        others = pooled(result)
+        return _shape(study, others if held is None else 0.5 * (others + held.to(others)))
     released = outside.mean(MESSAGE, private_residuals.coarse(result), private_residuals.LONGEST, state.round)
     return _shape(study, private_residuals.fine(released, outside.noise_std(MESSAGE, private_residuals.LONGEST)))
 
@@ -188,11 +194,18 @@ def sends(study: Study) -> bool:
     Returns:
         True where they do, of a private run as one release.
     """
-    return _shared(study) or (study.report.intervals == "conformal" and not _printed(study))
+    return shared(study) or (study.report.intervals == "conformal" and not _printed(study))
 
 
-def _shared(study: Study) -> bool:
-    """Whether the shape of a client's errors is partly that of others."""
+def shared(study: Study) -> bool:
+    """Whether the shape of a client's errors is partly that of others.
+
+    Args:
+        study: any.
+
+    Returns:
+        True where [model] says so.
+    """
     return study.model.residuals == "mixture" and study.model.residual_share > 0
 
 
@@ -207,11 +220,12 @@ def _shape(study: Study, others: Tensor | None) -> ErrorShape:
     return ErrorShape(mixture, others, study.model.residual_share, conformal, study.report.interval_blocks)
 
 
-def labels(study: Study) -> JsonTable:
+def labels(study: Study, held: bool = False) -> JsonTable:
     """Say what shape errors have, and what intervals are.
 
     Args:
         study: of a run.
+        held: whether residuals of held-out rows are among the federation's.
 
     Returns:
         "residuals" and "intervals" in words; nothing where they are those of the model.
@@ -220,7 +234,8 @@ def labels(study: Study) -> JsonTable:
     if study.model.residuals == "mixture":
         share = study.model.residual_share
         noisy = ", a noisy release" if study.privacy.epsilon is not None and sends(study) else ""
-        what = f"three normals by leave-one-out residuals, {share:g} of them the federation's{noisy}"
+        beside = ", half of these of held-out rows" if held and share > 0 else ""
+        what = f"three normals by leave-one-out residuals, {share:g} of them the federation's{beside}{noisy}"
         result["residuals"] = f"{what}; means are the model's"
     if study.report.intervals == "conformal":
         kind, least = ("jackknife+", "90 %")
@@ -299,6 +314,7 @@ def recall(
     state: FederationState,
     existing: ScaledGroup,
     private: PrivateAggregator | None = None,
+    held: Tensor | None = None,
 ) -> ErrorShape:
     """Give the shape of errors of a saved run, learned again where its last round is not the one that was saved.
 
@@ -311,6 +327,7 @@ def recall(
         state: that was saved.
         existing: its clients.
         private: as `learn`.
+        held: as `learn` [BINS].
 
     Returns:
         The shape of errors.
@@ -324,7 +341,7 @@ def recall(
         if round == state.round or once or not shape.learned:
             return shape
     try:
-        return learn(study, method, state, existing, private)
+        return learn(study, method, state, existing, private, held)
     except PrivacyError as error:
         if error.cause != "budget spent":
             raise

@@ -18,7 +18,7 @@ from pacbayes_fl.study import held_rows, origins, saved_rows
 from pacbayes_fl.study.file import Study, read_table
 from pacbayes_fl.study.instances import NO_INSTANCES, Instances
 from pacbayes_fl.study.saved_meta import SavedMeta
-from pacbayes_fl.study.search import held_out
+from pacbayes_fl.study.search import choice_file
 
 _FINISH: Final = "finish the run with --resume"
 _SIGNS: Final = ("study.toml", held_rows.HISTORY, "checkpoints", "metrics.json")
@@ -93,7 +93,7 @@ def recall(study: Study, folder: Path | None, resume: bool) -> SavedRun:
     results_manifest.verify(folder, kept, _WATCHED)
     _complete(folder, saved)
     _check_own_files(folder, saved, study.instances)
-    study, notes = held_out.recall(study, folder)
+    study, notes = choice_file.recall(study, folder)
     toml = folder / "study.toml"
     with checkpoint.meant(saved):
         table = read_table(toml)[0] if saved is None else SavedMeta.of(saved).study

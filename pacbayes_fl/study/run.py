@@ -39,7 +39,7 @@ from pacbayes_fl.study.held_rows import TrainingHistory
 from pacbayes_fl.study.instances import Instances, Model
 from pacbayes_fl.study.prepare import device_of, prepare
 from pacbayes_fl.study.rank_folder import AnyFolder, folder_for
-from pacbayes_fl.study.search import held_out, overfitting
+from pacbayes_fl.study.search import choice_file, held_out, overfitting
 from pacbayes_fl.study.threads import threads
 from pacbayes_fl.study.training import Listeners, Training
 
@@ -205,7 +205,8 @@ class _Federation(NamedTuple):
     ) -> residuals.ErrorShape:
         """The shape of errors after the last round; a private run pays for it, and one that is opened does not."""
         method, existing = federation_state.at_rates(self.method, state), self.groups["existing"]
-        return residuals.recall(self.settled.study, folder.path, method, state, existing, aggregator)
+        held = choice_file.errors_of(self.settled.notes)
+        return residuals.recall(self.settled.study, folder.path, method, state, existing, aggregator, held)
 
     def trained(self, state: FederationState, folder: AnyFolder, **more: Any) -> Trained:
         """The state after the last round, at the final learning rates."""
@@ -291,7 +292,8 @@ def _trained(
         residuals.keep(folder.path, errors, state.round)
     together = None if aggregator is None else aggregator.ledger.settle()
     notes = {**begun.settled.notes, **privacy.labels(study, aggregator, state.round, together), **state.watch.labels()}
-    notes |= callbacks.notes(state.round, study.plan.rounds) | residuals.labels(study) | averaged
+    notes |= callbacks.notes(state.round, study.plan.rounds) | averaged
+    notes |= residuals.labels(study, choice_file.errors_of(begun.settled.notes) is not None)
     return begun.trained(state, folder, rounds=tuple(records), notes=notes, errors=errors)
 
 
@@ -399,7 +401,7 @@ def open_run(
     """
     place = RunFolder(Path(folder), Instances(method, model, data, tuple(metrics)))
     study, dataset, released = place.load()
-    begun = _assembled(study, {}, dataset, place)
+    begun = _assembled(study, choice_file.kept(place.path), dataset, place)
     spent = partial(privacy.replacement, study, place.path, released)
     state = begun.state.used
     errors, records = begun.errors(state, place), place.rounds(state.round)

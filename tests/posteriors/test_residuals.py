@@ -22,6 +22,7 @@ from pacbayes_fl.posteriors.residuals import (
     blend,
     em_step,
     fit,
+    held_out_errors,
     histogram,
     pooled,
     recalibrated,
@@ -206,6 +207,24 @@ def fixed(personal: bool = True) -> Fixed:
     log_weights = torch.tensor([[0.3, 0.7], [0.5, 0.5]], dtype=torch.float64).log()
     known = NormalMixture(log_weights, heavy(4, 3).view(2, 2, 3), heavy(4, 3, 1).view(2, 2, 3).exp())
     return Fixed(residuals(heavy(2, 60).view(2, 2, 30), [30, 12], log_weights), known, personal)
+
+
+def test_errors_of_rows_that_a_posterior_has_not_seen_are_counted_as_those_it_has_left_out() -> None:
+    one = fixed()
+    known, y = one.predictive, heavy(2, 3, 9)
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    found = held_out_errors(one, torch.zeros(2, 3, 1), y, mask, torch.tensor([4, 4]))
+    middles = bin_values(found)
+    for k in range(2):
+        expected = torch.zeros(BINS, dtype=torch.float64)
+        for n in range(int(mask[k].sum())):
+            for p in range(2):
+                z = (y[k, n] - known.means[k, p, n]) / known.variances[k, p, n].sqrt()
+                nearest = int((middles.asinh() - z.asinh()).abs().argmin())
+                expected[nearest] += known.weights[k, p] / mask[k].sum()
+        torch.testing.assert_close(found[k], expected)
+    few = held_out_errors(one, torch.zeros(2, 3, 1), y, mask, torch.tensor([3, 4]))
+    assert not few[0].any() and torch.equal(few[1], found[1])
 
 
 @pytest.mark.parametrize("personal", [True, False])

@@ -36,7 +36,7 @@ from pacbayes_fl.study import run as study
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.parts import PrivacyPart
-from pacbayes_fl.study.search import held_out, tune
+from pacbayes_fl.study.search import choice_file, tune
 from tests.tiny import (
     ROUNDS,
     assert_same_results,
@@ -504,7 +504,7 @@ def test_choices_by_training_rows_are_refused(tmp_path: Path) -> None:
     open_study = Study.from_table({"method": {"name": "fedsi"}, "privacy": {"epsilon": 1.0}})
     with pytest.raises(PacBayesFLError, match="chosen by the clients' rows"):
         privacy.check(open_study, tmp_path)
-    assert held_out.recall(open_study, tmp_path) == (open_study, {})
+    assert choice_file.recall(open_study, tmp_path) == (open_study, {})
 
 
 def test_a_budget_cannot_be_raised_afterwards(finished: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pacbayes_fl.posteriors.residuals import histogram, recalibrated, standard_n
 from pacbayes_fl.results import records as results
 from pacbayes_fl.study import release, residuals, run
 from pacbayes_fl.study.predict import Prediction, join, predict
+from pacbayes_fl.study.search import held_out
 from tests.tiny import assert_same_results, on_csv, quick, rows, write_csv
 
 MIXTURE = ("model.residuals=mixture", "federation.rounds=4")
@@ -90,6 +91,34 @@ def test_a_run_that_goes_on_ends_as_one_that_was_not_interrupted(folder: Path, t
     assert_same_results(tmp_path / "run", folder)
     now = (tmp_path / "run" / residuals.FILE).read_bytes()
     assert now == (folder / residuals.FILE).read_bytes() != before
+
+
+def test_rows_that_chose_the_rounds_are_half_of_the_federations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the run comes to its end at once, is opened without it, or goes on."""
+    monkeypatch.setattr(held_out, "candidates", lambda *_: (2, 4))
+    source = write_csv(tmp_path / "rows.csv", rows())
+    study = on_csv(source, "model.residuals=mixture", "federation.rounds=held-out")
+    result = run.run(study, tmp_path / "run")
+    held = torch.tensor(result.labels["federation.rounds"]["errors"], dtype=torch.float64)
+    trained = run.open_run(tmp_path / "run")
+    own = residuals.learn(trained.study, trained.method, trained.state, trained.groups["existing"]).others
+    assert trained.errors.others is not None and own is not None
+    torch.testing.assert_close(trained.errors.others, 0.5 * (own + held))
+    assert "half of these of held-out rows" in str(result.labels["residuals"]) and float(held.sum()) == pytest.approx(1)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(residuals, "keep", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run.run(study, tmp_path / "killed")
+    opened = run.open_run(tmp_path / "killed").errors.others
+    run.run(study, tmp_path / "killed", resume=True)
+    for others in (opened, run.open_run(tmp_path / "killed").errors.others):
+        assert others is not None and torch.equal(others, trained.errors.others)
 
 
 def test_a_run_that_was_stopped_learns_the_shape_when_it_is_opened(folder: Path, tmp_path: Path) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, product
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,15 +15,14 @@ from torch import Tensor
 from pacbayes_fl import settings
 from pacbayes_fl.data import split, tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import UNREADABLE, ClientError, DataError, NumericalError, StudyError, caller_stacklevel
+from pacbayes_fl.errors import ClientError, NumericalError, StudyError, caller_stacklevel
 from pacbayes_fl.federation import engine, federation_state, personalisation
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods import HeldOutChoice
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.results.manifest import put
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study import residuals
-from pacbayes_fl.study.choices import ROUNDS, TEMPERATURE, candidates, every, kind_of, with_value
+from pacbayes_fl.study.choices import ROUNDS, TEMPERATURE, candidates, with_value
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.gp_model import GPModel
 from pacbayes_fl.study.prepare import prepare
@@ -33,9 +30,6 @@ from pacbayes_fl.study.search.path import MARKS, follow
 from pacbayes_fl.study.search.path import Path as Along
 from pacbayes_fl.study.search.scores import HeldOutScore
 from pacbayes_fl.study.search.told import told
-
-FILE = "choice.json"
-"""What a run folder calls its choice."""
 
 _FOLDS = 5
 
@@ -228,6 +222,7 @@ def _rounds(study: Study, paths: _Paths, tell: Callable[[str, float], None]) -> 
     scores = {str(mark): score if math.isfinite(score) else None for mark, score in path.scores.items()}
     note = {"chosen": path.best, "scores": scores, "rule": _words_of_path(None)}
     note |= {} if remark is None else {"remark": remark}
+    note |= {"errors": [*path.errors[path.best]]} if path.best in path.errors else {}
     return with_value(study, ROUNDS, path.best), note
 
 
@@ -365,74 +360,6 @@ def _trial(
     tempering = TEMPERATURE in study.held_out
     each = [_Scored(values, *held.score(tempering)) for values, held in zip(combinations, sums, strict=True)]
     return each, sums[0].below_chance()
-
-
-def remember(folder: Path, notes: JsonMapping) -> None:
-    """Write a choice into a run folder, so that a resumed run need not choose again.
-
-    Args:
-        folder: of the run.
-        notes: what `choose` says.
-
-    Raises:
-        CheckpointError: when it cannot be written.
-    """
-    put(folder, {FILE: (json.dumps(notes, indent=1) + "\n").encode()})
-
-
-def recall(study: Study, folder: Path) -> tuple[Study, JsonTable]:
-    """Take the choice that a run folder holds.
-
-    Args:
-        study: any; one that leaves nothing to be chosen is given back.
-        folder: of a run.
-
-    Returns:
-        The study with what was chosen, and what labels should say of it, if anything.
-
-    Raises:
-        DataError: when the choice cannot be read.
-    """
-    path = folder / FILE
-    if not study.held_out or not path.is_file():
-        return study, {}
-    try:
-        notes = json.loads(path.read_text("utf-8"))
-        for asked in study.held_out:
-            value = notes[asked.key]["chosen"]
-            read: object = settings.parse(
-                kind_of(study, asked), {asked.option: value}, f"{path}:"
-            )  # of the option's type
-            study = with_value(study, asked, getattr(read, asked.option))
-        return study, notes
-    except UNREADABLE as error:
-        raise DataError(f"{path} cannot be read: {error}", hint="choose another --out") from error
-
-
-def without_choice(study: Study, folder: Path) -> Study:
-    """Undo a run folder's choice: rows reserved from now on have influenced it.
-
-    Args:
-        study: of the run, with what was chosen.
-        folder: of the run.
-
-    Returns:
-        The study as it was before the choice; the same where nothing was chosen.
-
-    Raises:
-        DataError: when the choice cannot be read.
-    """
-    path = folder / FILE
-    if not path.is_file():
-        return study
-    try:
-        notes = json.loads(path.read_text("utf-8"))
-        settled = [one for one in every(study.recipe) if one.key in notes]
-    except UNREADABLE as error:
-        raise DataError(f"{path} cannot be read: {error}", hint="choose another --out") from error
-    for asked in settled:
-        study = with_value(study, asked, "held-out")
-    return study
 
 
 def _settled(study: Study, asked: Sequence[HeldOutChoice], values: JsonMapping) -> Study:

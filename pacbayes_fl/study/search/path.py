@@ -6,8 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from pacbayes_fl.errors import ClientError, NumericalError
 from pacbayes_fl.federation import engine, federation_state, personalisation
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.methods.recipe import Margin
+from pacbayes_fl.posteriors.residuals import BINS, checked, held_out_errors, pooled
 from pacbayes_fl.results.recorded import RECORDED
 from pacbayes_fl.study import residuals
 from pacbayes_fl.study.data import ScaledGroup
@@ -47,6 +47,7 @@ class Path:
         objective: its name; None where the method has none.
         failure: what ended the path.
         clients: scores of every client of every federation, as the mean has them.
+        errors: histogram of the residuals of held-out rows [BINS], where errors are given their shape.
     """
 
     scores: Mapping[int, float] = field(default_factory=dict)
@@ -54,6 +55,7 @@ class Path:
     objective: str | None = None
     failure: str | None = None
     clients: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    errors: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
     @property
     def trained(self) -> int | None:
@@ -225,6 +227,7 @@ def follow(
     if any(one is None for one in dealt):
         return Path()
     scores, clients, objectives = dict[int, float](), dict[int, list[float]](), dict[int, float]()
+    errors = dict[int, list[float]]()
     name, worse, best = None, 0, -math.inf
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is odd about the data, the run itself will say
@@ -233,21 +236,23 @@ def follow(
             name = trials[0].method.objective
             for mark in sorted(marks):
                 reached = [trial.advance(mark) for trial in trials]
-                clients[mark] = torch.cat([scored for scored, _ in reached]).tolist()
-                scores[mark] = sum(float(scored.mean()) for scored, _ in reached) / len(reached)
+                clients[mark] = torch.cat([one.scores for one in reached]).tolist()
+                scores[mark] = sum(float(one.scores.mean()) for one in reached) / len(reached)
+                if residuals.shared(study):
+                    errors[mark] = pooled(torch.cat([one.errors for one in reached])).tolist()
                 if tell is not None:
                     tell(mark, scores[mark])
                 if mark == 0:  # whether to train at all: no mark to be better or worse than
                     continue
-                objectives[mark] = sum(objective for _, objective in reached) / len(reached)
+                objectives[mark] = sum(one.objective for one in reached) / len(reached)
                 worse = 0 if scores[mark] > best else worse + 1
                 best = max(best, scores[mark]) if math.isfinite(scores[mark]) else best
                 behind = rival is not None and rival.leaves_behind(mark, best, clients[mark])
                 if worse == _WORSE or behind:
                     break
         except (ClientError, NumericalError) as error:
-            return Path(scores, objectives, name, str(error), clients)
-    return Path(scores, objectives, name, None, clients)
+            return Path(scores, objectives, name, str(error), clients, errors)
+    return Path(scores, objectives, name, None, clients, errors)
 
 
 def _clearly(one: Sequence[float], other: Sequence[float]) -> bool:
@@ -255,6 +260,20 @@ def _clearly(one: Sequence[float], other: Sequence[float]) -> bool:
     ours, theirs = (torch.tensor(scores, dtype=torch.float64) for scores in (one, other))
     gains = ours - theirs
     return len(gains) > 1 and float(gains.mean()) > _CLEAR * float(gains.std()) / math.sqrt(len(gains))
+
+
+class _Reached(NamedTuple):
+    """What a federation has come to after some rounds.
+
+    Args:
+        scores: of its clients with held-out rows [K].
+        objective: of those that train.
+        errors: residuals of these rows by client [K, BINS]; no columns where errors are not given their shape.
+    """
+
+    scores: Tensor
+    objective: float
+    errors: Tensor
 
 
 class _Trial:
@@ -272,25 +291,35 @@ class _Trial:
         self._endings, self._used = federation_state.Endings(self._plan, marks), self._state
         self._objective = math.nan
 
-    def advance(self, mark: int) -> tuple[Tensor, float]:
-        """Train up to a number of rounds; give the clients' scores, those with held-out rows, and the objective."""
+    def advance(self, mark: int) -> _Reached:
+        """Train up to a number of rounds, and look at the held-out rows."""
         while self._state.round < mark:
             record, self._state = next(self._rounds)
             self._used = self._endings.used(self._state)
             self._objective = record.values.get(self.method.objective or "", math.nan)
         method = federation_state.at_rates(self.method, self._state)
-        errors = residuals.learn(self._study, method, self._used, self._groups["existing"])
-        scored = [self._scored(method, errors, *one) for one in self._groups.items() if one[1].test.size.any()]
-        return torch.cat(scored), self._objective
+        shape = residuals.learn(self._study, method, self._used, self._groups["existing"])
+        looked = [self._looked(method, shape, *one) for one in self._groups.items() if one[1].test.size.any()]
+        scores, errors = zip(*looked, strict=True)
+        return _Reached(torch.cat(scores), self._objective, torch.cat(errors))
 
-    def _scored(self, method: AnyMethod, errors: residuals.ErrorShape, name: str, group: ScaledGroup) -> Tensor:
-        """Score the held-out rows of a group's clients, of those that have some."""
+    def _looked(
+        self, method: AnyMethod, shape: residuals.ErrorShape, name: str, group: ScaledGroup
+    ) -> tuple[Tensor, Tensor]:
+        """Score the held-out rows of a group's clients, of those that have some, and count their residuals."""
         held, state = HeldOutScore(group), state_of(method, self._used, name, group)
-        log_prob = partial(_log_prob, held, errors)
-        for index, result in personalisation.personalise(method, state, group.train, self._plan, log_prob):
-            held.add(result, index)
-        return held.by_client().cpu()[group.test.size.cpu() > 0]
+        has = group.test.size.cpu() > 0
+        errors = torch.zeros(len(has), BINS if residuals.shared(self._study) else 0, dtype=torch.float64)
 
+        def look(index: Tensor, posterior: Any) -> tuple[Tensor, Tensor | None]:
+            found = None
+            if errors.numel():
+                asked, rows = group.test.select(index.cpu()), group.train.size[index.cpu()]
+                found = held_out_errors(checked(posterior), asked.x, asked.y, asked.mask, rows)
+            return held.log_prob(shape.around(posterior), index), found
 
-def _log_prob(held: HeldOutScore, errors: residuals.ErrorShape, index: Tensor, posterior: Any) -> Tensor:
-    return held.log_prob(errors.around(posterior), index)
+        for index, (log_prob, found) in personalisation.personalise(method, state, group.train, self._plan, look):
+            held.add(log_prob, index)
+            if found is not None:
+                errors[index.cpu()] = found.cpu()
+        return held.by_client().cpu()[has], errors[has]

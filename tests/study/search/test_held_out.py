@@ -25,8 +25,8 @@ from pacbayes_fl.study.compare import compare
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
-from pacbayes_fl.study.search import held_out
-from pacbayes_fl.study.search.held_out import choose, recall
+from pacbayes_fl.study.search import choice_file, held_out
+from pacbayes_fl.study.search.held_out import choose
 from pacbayes_fl.study.search.path import Path as Along
 from pacbayes_fl.study.search.path import follow
 from tests.tiny import tiny, write_csv
@@ -57,7 +57,8 @@ def test_only_a_study_that_asks_leaves_the_question_open(root: Path, tmp_path: P
     assert asked(root, "method.clusters=2").held_out == () == tiny().held_out
     with pytest.raises(StudyError, match="pac-pfl leaves nothing to be chosen"):
         choose(tiny(), load(tiny()))
-    assert recall(tiny(), tmp_path) == (tiny(), {}) and recall(asked(root), tmp_path) == (asked(root), {})
+    for one in (tiny(), asked(root)):
+        assert choice_file.recall(one, tmp_path) == (one, {})
 
 
 def test_the_choice_has_the_highest_likelihood_of_rows_held_out(root: Path) -> None:
@@ -147,7 +148,7 @@ def test_a_run_remembers_its_choice(root: Path, tmp_path: Path, monkeypatch: pyt
     assert more.labels["clusters"] == first.labels["clusters"] and len(more.rounds) == 3
     assert results.load(folder) == more
     for text in ("{", '{"clusters": {}}', '{"clusters": {"chosen": "two"}}', '{"clusters": {"chosen": [2]}}'):
-        (folder / held_out.FILE).write_text(text)
+        (folder / choice_file.FILE).write_text(text)
         with pytest.raises(DataError, match=r"choice\.json is damaged or was edited"):
             run.run(asked(root, "federation.rounds=4"), folder, resume=True)
         adopt(folder)
@@ -186,8 +187,8 @@ def test_numbers_and_words_can_be_chosen_too(
     best = notes[option]["chosen"]
     assert getattr(chosen.method.options, option) == best in values
     assert list(notes[option]["scores"]) == [str(value) for value in values]
-    held_out.remember(tmp_path, notes)
-    assert recall(one, tmp_path) == (chosen, notes)
+    choice_file.remember(tmp_path, notes)
+    assert choice_file.recall(one, tmp_path) == (chosen, notes)
 
 
 def test_the_first_of_equals_is_taken_and_what_is_not_finite_is_not(
@@ -498,8 +499,8 @@ def test_options_of_other_tables_can_be_chosen(
     chosen, notes = choose(one, load(one))
     best = notes[f"{asks.table}.{asks.option}"]["chosen"]
     assert chosen == tiny("federation.rounds=2", f"{asks.table}.{asks.option}={best}")
-    held_out.remember(tmp_path, notes)
-    assert recall(one, tmp_path) == (chosen, notes)
+    choice_file.remember(tmp_path, notes)
+    assert choice_file.recall(one, tmp_path) == (chosen, notes)
 
 
 @pytest.mark.parametrize(
@@ -524,8 +525,8 @@ def test_a_study_leaves_its_prior_open_by_the_word(name: str, key: str, tmp_path
     chosen, notes = choose(one, load(one))
     assert asks.key == key and list(notes[key]["scores"]) == [str(value) for value in candidates(one, asks)]
     assert all(math.isfinite(score) for score in notes[key]["scores"].values()) and chosen.held_out == ()
-    held_out.remember(tmp_path, notes)
-    assert recall(one, tmp_path)[0] == chosen and held_out.without_choice(chosen, tmp_path) == one
+    choice_file.remember(tmp_path, notes)
+    assert choice_file.recall(one, tmp_path)[0] == chosen and choice_file.without_choice(chosen, tmp_path) == one
 
 
 def test_what_a_method_does_not_try_is_refused_by_its_name() -> None:
@@ -577,7 +578,7 @@ def test_a_file_of_ones_own_from_training_to_certificates(few: None, tmp_path: P
     again = run.run(study, tmp_path / "run", resume=True)
     assert again.labels["federation.rounds"] == first.labels["federation.rounds"]
     settled = Study.from_toml(tmp_path / "run" / "study.toml")
-    assert held_out.without_choice(settled, tmp_path / "run").federation.rounds == "held-out"
+    assert choice_file.without_choice(settled, tmp_path / "run").federation.rounds == "held-out"
     assert run.open_run(tmp_path / "run").round == chosen
 
 

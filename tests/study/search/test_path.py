@@ -15,6 +15,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.sides import Cut
 from pacbayes_fl.federation import engine, personalisation
 from pacbayes_fl.methods.recipe import Margin
+from pacbayes_fl.posteriors.residuals import held_out_errors, pooled
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.search import path
@@ -123,6 +124,26 @@ def test_labels_are_dealt_one_by_one() -> None:
         assert all(sorted(y[mask].tolist()) == [0, 1, 2] for y, mask in zip(group.test.y, group.test.mask, strict=True))
 
 
+def test_errors_are_those_of_the_held_out_rows_of_all_federations() -> None:
+    study = tiny("federation.rounds=4", "model.residuals=mixture")
+    result = follow(study, load(study), (2, 4))
+    sent = []
+    for number in range(path.PARTS):
+        part = deal(load(study), study.seed, number)
+        assert part is not None
+        method, groups = prepare(study, part)
+        state = engine.run_rounds(method, groups["existing"].train, study.plan)
+        for group in groups.values():
+            posterior: Any = personalisation.join(method, state.server, group.train, study.seed)
+            rows, asked = group.train.size, group.test
+            sent.append(held_out_errors(posterior, asked.x, asked.y, asked.mask, rows))
+    torch.testing.assert_close(torch.tensor(result.errors[4], dtype=torch.float64), pooled(torch.cat(sent)))
+    assert result.errors.keys() == {2, 4} and result.errors[2] != result.errors[4]
+    for other in ("model.residuals=gaussian", "model.residual_share=0"):
+        plain = tiny("federation.rounds=2", "model.residuals=mixture", other)
+        assert follow(plain, load(plain), (2,)).errors == {}
+
+
 @pytest.mark.parametrize("share", [0, 0.5])
 def test_the_score_is_that_of_federations_without_clients_and_rows(share: float) -> None:
     """By hand: two federations; those who trained and those who join are asked for their held-out rows."""
@@ -163,9 +184,10 @@ class Scripted:
     def __init__(self, *_: Any) -> None:
         self.method = tiny_method()
 
-    def advance(self, mark: int) -> tuple[torch.Tensor, float]:
+    def advance(self, mark: int) -> path._Reached:
         """Look the score up, of two clients."""
-        return self.values[mark - 1] + torch.tensor([-0.1, 0.1]), float(mark)
+        scores = self.values[mark - 1] + torch.tensor([-0.1, 0.1])
+        return path._Reached(scores, float(mark), torch.zeros(2, 0))
 
 
 def tiny_method() -> Any:
@@ -256,6 +278,7 @@ def test_the_start_is_the_best_where_it_is_clearly_better(start: tuple[float, ..
 def test_the_start_does_not_end_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three marks in a row that are worse than the best end it, not those that are worse than the start."""
     scores = iter([9.0, 1.0, 2.0, 3.0, 4.0])
-    monkeypatch.setattr(path._Trial, "advance", lambda self, mark: (torch.full((2,), next(scores)), float(mark)))
+    reached = (path._Reached(torch.full((2,), score), 1.0, torch.zeros(2, 0)) for score in scores)
+    monkeypatch.setattr(path._Trial, "advance", lambda self, mark: next(reached))
     result = follow(tiny(), load(tiny()), (0, 2, 3, 4, 5), parts=[0])
     assert [*result.scores] == [0, 2, 3, 4, 5] and [*result.objectives] == [2, 3, 4, 5]
