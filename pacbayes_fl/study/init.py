@@ -17,6 +17,7 @@ from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.names import printable
 from pacbayes_fl.options import Option, options_of
+from pacbayes_fl.results.folder import write_atomic
 from pacbayes_fl.study import check, column_roles, drafts
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.parts import DataPart
@@ -190,6 +191,7 @@ def write(data: Path, method: str, out: Path, columns: Columns) -> Written:
     Raises:
         StudyError: when there is something at `out`, or there is no such method, or it does not fit the data.
         DataError: when the rows cannot be used.
+        CheckpointError: when it cannot be written; nothing of it is left.
     """
     if os.path.lexists(out):
         raise StudyError(f"{out} is there already: nothing is written over", hint="choose another --out")
@@ -207,8 +209,7 @@ def write(data: Path, method: str, out: Path, columns: Columns) -> Written:
     source = Path(os.path.relpath(data.resolve(), out.resolve().parent)).as_posix()
     written = settings.merge(table, {"data": {"source": source}})
     text = "\n".join([*_comments(head), *_lines(study, written)]) + "\n"
-    with out.open("x", encoding="utf-8") as file:
-        file.write(text)
+    write_atomic(out, text.encode())  # half a study may be another one
     return Written(study, remarks)
 
 

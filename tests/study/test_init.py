@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import resource
+import signal
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from pacbayes_fl import settings
-from pacbayes_fl.errors import DataError, StudyError
+from pacbayes_fl.errors import CheckpointError, DataError, StudyError
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.options import options_of
 from pacbayes_fl.study.file import Study
@@ -330,6 +332,19 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="is there already"):
         write(data, "ridge", tmp_path / "link.toml", look(data))
     assert not (tmp_path / "nowhere.toml").exists()
+
+
+def test_a_full_disk_leaves_no_half_of_a_study(tmp_path: Path) -> None:
+    data, out = table(tmp_path), tmp_path / "first.toml"
+    before, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, before[1]))
+    try:
+        with pytest.raises(CheckpointError, match=f"cannot write {re.escape(str(out))}"):
+            write(data, "ridge", out, look(data))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert [*tmp_path.iterdir()] == [data]
 
 
 def test_words_gaps_and_remarks_need_no_second_start(tmp_path: Path) -> None:
