@@ -44,7 +44,7 @@ class ImageOptions:
 
     root: str | None = None
     download: bool = False
-    partition: str = option("labels", names=lambda: OpenNames(partitions.PARTITIONS))
+    partition: str = option("labels", names=lambda: OpenNames(partitions.OPEN_PARTITIONS))
     clients: int = option(10, low=1)
     new_clients: int = option(0, low=0)
     pool: Pool | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from pacbayes_fl.data.images import Images
 from pacbayes_fl.data.partition import Counts, LabelGroups, Parts
 from pacbayes_fl.errors import DataError
 from pacbayes_fl.options import by_name, option
+from pacbayes_fl.plugins.table import OpenTable
 
 Pool = Literal["merged", "official"]
 
@@ -239,3 +241,17 @@ PARTITIONS: Mapping[str, Partition] = by_name(
     ),
 )
 """All of them by name. A new one is one more record here."""
+
+
+def _partition(thing: object, module: ModuleType, name: str) -> Partition | None:
+    return thing if isinstance(thing, Partition) else None
+
+
+OPEN_PARTITIONS: Final = OpenTable(
+    lambda: PARTITIONS,
+    "pacbayes_fl.partitions",
+    "[data.options] partition",
+    "a record pacbayes_fl.data.partitions.Partition",
+    _partition,
+)
+"""Every partition by name or reference."""

@@ -46,7 +46,7 @@ class NetworkModel:
             training rows, are most likely for federations that were not given them.
     """
 
-    kind: str = option("mlp", names=lambda: OpenNames(kinds_over("weights")))
+    kind: str = option("mlp", names=lambda: _names_over("weights"))
     widths: tuple[int, ...] = option((100,), low=1)
     likelihood: Literal["auto", "categorical", "gaussian", "heteroscedastic"] = "auto"
     noise_std: float = option(NOISE_STD, above=0)
@@ -279,6 +279,11 @@ def kinds_over(over: str) -> tuple[str, ...]:
     return tuple(name for name, kind in KINDS.items() if kind.over == over)
 
 
+def _names_over(over: str) -> OpenNames:
+    """Name what [model] kind takes: kinds over functions or weights, and all of packages, of which none is loaded."""
+    return OpenNames((*kinds_over(over), *(name for name, _ in MODEL_KINDS.listing())))
+
+
 def table_of(over: str, given: object = MappingProxyType({})) -> type[GPModel] | type[NetworkModel]:
     """The dataclass of a table [model].
 
@@ -309,7 +314,7 @@ def parse(over: str, given: Any, where: str) -> GPModel | NetworkModel:
     Raises:
         StudyError: when there is no such kind, or as `settings.parse`.
     """
-    table, names = table_of(over, given), OpenNames(kinds_over(over))
+    table, names = table_of(over, given), _names_over(over)
     chosen = given.get("kind") if isinstance(given, Mapping) else None
     if isinstance(chosen, str) and chosen not in KINDS and chosen in MODEL_KINDS and MODEL_KINDS[chosen].over != over:
         what = f"{where} kind {chosen} is over {MODEL_KINDS[chosen].over}, and the method learns {over}"

@@ -331,7 +331,7 @@ def test_objects_of_ones_own_are_described(kind: str, tmp_path: Path, capsys: py
     assert "has no 'nothing'" in capsys.readouterr().err
 
 
-def test_what_packages_add_is_listed_and_described(
+def test_what_packages_add_is_listed_described_and_taken_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     groups = {"models": (MODEL, "NARROW"), "partitions": (PARTITION, "BLOCKS"), "bounds": (BOUND, "MINE")}
@@ -351,6 +351,13 @@ def test_what_packages_add_is_listed_and_described(
         assert f"all_of_{group}" not in sys.modules
         assert main(["describe", f"added-{group}"]) == 0
         assert f"added-{group}" in capsys.readouterr().out
+    asked = {"root": str(tiny_images.write_root(tmp_path / "images")), "clients": 4, "partition": "added-partitions"}
+    images = {"data": {"source": "mnist", "options": asked}, "method": {"name": "fedavg", "steps": 2}}
+    study = Study.from_table(tiny_images.table(asked["root"]) | images | {"model": {"kind": "added-models"}})
+    assert len(run(study).rows.names("existing")) == 4
+    assert {*study_origins.used(study)} == {"added-models", "added-partitions"}
+    with pytest.raises(StudyError, match=r"kind must be one of 'mlp', .*'added-models', got 'added-model'"):
+        Study.from_table(tiny_images.table(asked["root"]) | images | {"model": {"kind": "added-model"}})
 
 
 def test_whatever_takes_a_model_may_make_a_hyper_prior_and_nothing_else(tmp_path: Path) -> None:
