@@ -98,6 +98,7 @@ class _Executed:
     def __init__(self) -> None:
         self.modules: dict[tuple[str, str], ModuleType] = {}  # by file and SHA-256
         self.current: dict[str, Loaded] = {}  # by file: what a study takes until the next one is read
+        self.imported: dict[str, str] = {}  # by name: files of modules, likewise
 
 
 _EXECUTED: Final = _Executed()
@@ -106,6 +107,7 @@ _EXECUTED: Final = _Executed()
 def read_again() -> None:
     """Reload users' files in the next study; a running study keeps its objects."""
     _EXECUTED.current.clear()
+    _EXECUTED.imported.clear()
 
 
 class _Bytes(ExecutionLoader):
@@ -177,7 +179,33 @@ def load_module(name: str, where: str) -> Loaded:
     file = getattr(module, "__file__", None)
     if file is None:
         raise StudyError(f"{where}: the module {name} has no source file", hint="name a module, not a namespace")
+    _EXECUTED.imported[name] = file
     return Loaded(module, Path(file), hashlib.sha256(Path(file).read_bytes()).hexdigest())
+
+
+def brought() -> list[str]:
+    """Name the files of users and packages that the last study has brought.
+
+    Returns:
+        Their paths, in the order in which they came.
+    """
+    return [*_EXECUTED.current, *_EXECUTED.imported.values()]
+
+
+def raised_in(error: BaseException) -> str | None:
+    """Say where in a file that a study has brought an error came up.
+
+    Args:
+        error: with its trace.
+
+    Returns:
+        The innermost such place, as "mine.py, line 3"; None where none of the calls is of such a file.
+    """
+    files, place = set(brought()), None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        place = f"{file}, line {line}" if file in files else place
+    return place
 
 
 def _not_imported(where: str, place: Path | str, error: BaseException) -> StudyError:

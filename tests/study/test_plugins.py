@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,30 @@ def test_errors_say_file_name_and_what_was_expected(
         Study.from_toml(written(tmp_path, method={"name": name}))
     for word in words:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("return Nothing()", "return 1 / 0", r"mine\.py, line 41: ZeroDivisionError: division by zero \(code that"),
+        ("message.value", "message.lost", r"mine\.py, line \d+: AttributeError: .* \(code that the study brings"),
+        (
+            "return Update(total",
+            "return (total",
+            r"a defect of pacbayes-fl or of .*mine\.py, which the study brings: run",
+        ),
+    ],
+)
+def test_errors_of_code_that_a_study_brings_are_not_the_librarys(
+    old: str, new: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "mine.py", METHOD.replace(old, new))
+    study = written(tmp_path, method={"name": "mine.py:MeanTarget"})
+    assert main(["run", study, "--out", str(tmp_path / "run"), "--quiet"]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(said, last), last
+    assert main(["predict", str(tmp_path / "nowhere"), "--data", "x.csv"]) == 1
+    assert "mine.py" not in capsys.readouterr().err
 
 
 def test_a_module_is_imported_by_name_and_may_be_missing() -> None:
