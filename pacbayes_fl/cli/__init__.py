@@ -73,7 +73,7 @@ def _report(text: str) -> None:
 
 
 def _error_text(error: Exception) -> str:
-    """Describe an error in one line: those of this package as they are, of the system by name, others as a defect of whom they may be."""
+    """Describe an error in one line: those of this package as they are, others by whose they are or may be."""
     if isinstance(error, PacBayesFLError):
         return str(error)
     if isinstance(error, OSError):

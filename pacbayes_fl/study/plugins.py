@@ -124,14 +124,16 @@ def metric_of(thing: Metric, name: str) -> Metric:
         raise StudyError(what, hint="choose an identifier that no built-in metric has and that does not end in _raw")
 
     def checked(predictive: object, y: Tensor, mask: Tensor, **given: object) -> Tensor:
-        """Score by the user's function, whose result must be a number per client [K]."""
+        """Score by the user's function on copies of the rows, whose result must be a number per client [K]."""
+        import torch
+
         values = {one.setting: given[one.argument] for one in thing.options if one.argument in given}
-        scores = replace(thing, values=values)(predictive, y, mask)
+        scores = replace(thing, values=values)(predictive, y.clone(), mask.clone())
         shape = getattr(scores, "shape", None)
         if shape is None or tuple(shape) != (len(y),):
             got = type(scores).__name__ if shape is None else list(shape)
             raise ShapeError(f"the metric {name} must give a number per client, [{len(y)}], got {got}")
-        return scores
+        return torch.as_tensor(scores, dtype=torch.float64, device=y.device)
 
     return replace(thing, function=checked)
 

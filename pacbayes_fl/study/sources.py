@@ -7,7 +7,7 @@ certificates and listings ask of them is read from those records here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +19,7 @@ from pacbayes_fl import files, options, settings
 from pacbayes_fl.data import image_sets
 from pacbayes_fl.data.images import CHANGES
 from pacbayes_fl.data.partitions import OPEN_PARTITIONS, PARTITIONS
-from pacbayes_fl.errors import StudyError
+from pacbayes_fl.errors import StudyError, shown
 from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.options import Option
 from pacbayes_fl.plugins.table import OpenTable
@@ -78,7 +78,31 @@ FILES: tuple[tuple[str, str], ...] = (
 
 
 def _source(thing: object, module: ModuleType, name: str) -> Source | None:
-    return thing if isinstance(thing, Source) else None
+    if not isinstance(thing, Source):
+        return None
+    if not (isinstance(thing.options, type) and is_dataclass(thing.options)):
+        raise StudyError(f"{name}: the options of a source must be a dataclass, got {shown(thing.options)}")
+    return replace(thing, load=partial(_checked, thing.load, name))
+
+
+def _checked(load: Callable[[JsonMapping], tables.Dataset], name: str, given: JsonMapping) -> tables.Dataset:
+    """Load the data of a user's source, which must be what all others give."""
+    from pacbayes_fl.data import tables
+
+    dataset: object = load(given)
+    if not isinstance(dataset, tables.Dataset):
+        raise StudyError(f"[data] source {name} must give a pacbayes_fl.data.tables.Dataset, got {shown(dataset)}")
+    if "existing" not in dataset.groups:
+        what = f"[data] source {name} gives no group 'existing', but {[*dataset.groups]}"
+        raise StudyError(what, hint="clients that train are of the group 'existing', others of 'new'")
+    shape = dataset.feature_shape or (len(dataset.features),)
+    for key, group in dataset.groups.items():
+        if (got := tuple(group.train.x.shape[2:])) != shape:
+            what = (
+                f"[data] source {name}: inputs of the group {key!r} must be {[*shape]}, as features say, got {[*got]}"
+            )
+            raise StudyError(what, hint="one Column for every column of x, or feature_shape")
+    return dataset
 
 
 SOURCES: Final[OpenTable[Source]] = OpenTable(

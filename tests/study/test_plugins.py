@@ -151,6 +151,41 @@ def test_metrics_of_ones_own_are_refused_before_training(tmp_path: Path) -> None
         METRICS[f"{flat}:LARGEST"](predictive, y, mask)
 
 
+@pytest.mark.parametrize("result", ["LARGEST.numpy()", "LARGEST.float()", "LARGEST.long()", "y.zero_() * 0 + LARGEST"])
+def test_whatever_numbers_a_metric_gives_are_taken_and_its_rows_are_copies(result: str, tmp_path: Path) -> None:
+    largest = "torch.where(mask, (predictive.mean - y).abs(), 0.0).amax(1)"
+    given = result.replace("y.zero_() * 0 + LARGEST", "(LARGEST, y.zero_(), mask.zero_())[0]").replace(
+        "LARGEST", largest
+    )
+    write(tmp_path, "metric.py", METRIC.replace(f"return {largest}", f"return {given}"))
+    plain = run(Study.from_toml(written(tmp_path, method={"name": "ridge"})), tmp_path / "plain")
+    own = written(tmp_path, method={"name": "ridge"}, report={"metrics": ["metric.py:LARGEST"]})
+    scored = run(Study.from_toml(own), tmp_path / "run")
+    assert all(value >= 0 for value in scored.column("existing", "largest_error"))
+    assert scored.column("existing", "rmse_raw") == plain.column("existing", "rmse_raw")
+    one, other = ((tmp_path / each / "predictions.safetensors").read_bytes() for each in ("plain", "run"))
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            'return tables.Dataset({"existing"',
+            'return ({"existing"',
+            "must give a pacbayes_fl.data.tables.Dataset, got ",
+        ),
+        ('{"existing": group}', '{"new": group}', r"gives no group 'existing', but \['new'\] \(clients that train are"),
+        ('(tables.Column("x"),)', "()", r"inputs of the group 'existing' must be \[0\], as features say, got \[1\]"),
+        ("lines, Options,", "lines, dict,", "the options of a source must be a dataclass, got <class 'dict'>"),
+    ],
+)
+def test_what_a_source_of_ones_own_must_give_is_said(old: str, new: str, said: str, tmp_path: Path) -> None:
+    write(tmp_path, "source.py", SOURCE.replace(old, new))
+    with pytest.raises(StudyError, match=f"source.py:LINES.*{said}"):
+        run(Study.from_toml(written(tmp_path, data={"source": "source.py:LINES"}, method={"name": "ridge"})))
+
+
 def test_a_model_of_ones_own_is_trained_and_read_back(tmp_path: Path) -> None:
     write(tmp_path, "model.py", MODEL)
     study = written(
