@@ -9,6 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
+from pacbayes_fl.errors import shown
 from pacbayes_fl.options import OpenNames, Option, check, default_of, option, options_of
 
 Whole = TypeVar("Whole")
@@ -95,7 +96,7 @@ def _flat(cls: type, given: Mapping[str, object]) -> Iterator[tuple[str, Option]
                     paper = named.paper.get(path, inner.paper)
                     yield f"{field.name}.{path}", inner._replace(name=name, paper=paper)
         elif one.default is not dataclasses.MISSING:
-            yield field.name, one._replace(kind=_storable(one.kind), default=default)
+            yield field.name, one._replace(kind=_storable(field.name, one.kind), default=default)
 
 
 def built(cls: type[Whole], options: Mapping[str, Any], given: Mapping[str, Any], needed: Mapping[str, Any]) -> Whole:
@@ -176,9 +177,11 @@ def with_word(kind: object, word: str) -> Any:
     return Union[(*others, Literal[(*literals, word)])]
 
 
-def _storable(kind: object) -> Any:
+def _storable(name: str, kind: object) -> Any:
     """Leave out what a study file cannot hold: objects that only a program can make."""
     members = tuple(one for one in _members(kind) if one in _STORABLE or get_origin(one) in (Literal, tuple))
+    if not members:
+        raise TypeError(f"{name} is {shown(kind)}, which is no number, word, truth value or list of these")
     return Union[(*members,)]
 
 

@@ -79,8 +79,8 @@ def recipe_of(method: type[AnyMethod]) -> Recipe:
     title = (inspect.getdoc(method) or name).splitlines()[0].rstrip(".")
     model = _over(method)
     summary = MethodSummary(model, "see the class", "see the class", "its updates", "its clients' states")
-    recipe = Recipe(title, method, summary, model=model)
     try:
+        recipe = Recipe(title, method, summary, model=model)
         _ = recipe.options
     except (TypeError, ValueError) as error:
         raise StudyError(f"{name} has options that no study can hold: {error}") from error

@@ -51,6 +51,11 @@ def written(folder: Path, **parts: Any) -> str:
         (METHOD.replace("@dataclass(frozen=True)\n", ""), "mine.py:MeanTarget", ["is no dataclass"]),
         (METHOD.replace("= option(0.5, low=0, high=1)", ""), "mine.py:MeanTarget", ["no default for shrink"]),
         (METHOD.replace("def personalise", "def other"), "mine.py:MeanTarget", ["does not define personalise"]),
+        (
+            METHOD.replace("shrink: float = option(0.5, low=0, high=1)", "shrink: dict = option(factory=dict)"),
+            "mine.py:MeanTarget",
+            ["MeanTarget has options that no study can hold: shrink is <class 'dict'>"],
+        ),
         (METHOD + "    model: int = 3\n", "mine.py:MeanTarget", ["MeanTarget.model is annotated"]),
     ],
 )
