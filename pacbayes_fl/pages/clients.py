@@ -62,7 +62,7 @@ def clients(result: Result, groups: Mapping[str, Rows], share: float = 1.0) -> E
             most = drawings.get((row.group, place), 0)
             drawn = forecast(result, groups[row.group], place, row.name, most) if most else None
             panels.append(_panel(identity, row, tested, result, middles[row.group], held, drawn))
-    scores: list[Content] = [[label(one, result), tag("span", better(one), class_="way")] for one in names]
+    scores: list[Content] = [[label(one, result), tag("span", better(one, result), class_="way")] for one in names]
     sizes = ["training rows", *(["test rows"] if tests else [])]
     header: list[Content] = ["client", "group", *sizes, *scores, *([_COVERAGE] if has else [])]
     caption = counted(len(rows), "client") + (f" of {len(result.clients)}: the page holds no more" if cut > 0 else "")

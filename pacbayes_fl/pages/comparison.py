@@ -20,10 +20,10 @@ from pacbayes_fl.pages.markup import Element, definitions, figures, folded, numb
 from pacbayes_fl.pages.run import FILE
 from pacbayes_fl.pages.scores import better, boxes, label
 from pacbayes_fl.results.client_rows import GROUPS, members
-from pacbayes_fl.results.comparison import Cell, direction, load, run_folder
+from pacbayes_fl.results.comparison import Cell, compared_columns, direction, load, run_folder
 from pacbayes_fl.results.comparison import table as cells_of
 from pacbayes_fl.results.manifest import put
-from pacbayes_fl.results.metrics import comparison_columns, headline_column
+from pacbayes_fl.results.metrics import headline_column
 from pacbayes_fl.results.paired import DRAWS, EXACT, paired, ranks
 from pacbayes_fl.results.records import Result
 
@@ -42,7 +42,7 @@ def comparison_page(results: Sequence[Result], sizes: dict[str, int] | None = No
     Returns:
         HTML, self-contained.
     """
-    columns = list(comparison_columns(results[0].task))
+    columns = compared_columns(results[0])
     cells = sorted(cells_of(results), key=lambda cell: (columns.index(cell.metric), cell.group))
     methods = list(dict.fromkeys(one.method for one in results))
     seeds = sorted({one.seed for one in results})
@@ -126,7 +126,7 @@ def _results(cells: Sequence[Cell], one: Result) -> Element:
             cell.method,
             label(cell.metric, one),
             cell.group,
-            better(cell.metric) or "–",
+            better(cell.metric, one) or "–",
             number(cell.mean),
             f"{number(cell.low)} to {number(cell.high)}",
             number(cell.median),
@@ -152,7 +152,7 @@ def _results(cells: Sequence[Cell], one: Result) -> Element:
 def _forest(cells: Sequence[Cell], one: Result) -> Element:
     """Draw means with their intervals, a method a line."""
     metric, group = cells[0].metric, cells[0].group
-    way = better(metric)
+    way = better(metric, one)
     text = label(metric, one)
     numbers = np.array([(cell.mean, cell.low, cell.high, cell.median) for cell in cells], dtype=np.float64)
     x = axis.linear(f"{text} ({way})" if way else text, numbers)
@@ -171,22 +171,22 @@ def _best(results: Sequence[Result], methods: Sequence[str], group: str, metric:
     cells = [cell for cell in cells_of(results, [metric]) if cell.group == group and np.isfinite(cell.mean)]
     if len(cells) < 2:
         return None
-    sign = -1.0 if direction(metric) == "higher" else 1.0
+    sign = -1.0 if direction(metric, results[0]) == "higher" else 1.0
     return min(cells, key=lambda cell: sign * cell.mean).method
 
 
 def _pairs(results: Sequence[Result], methods: Sequence[str]) -> Element | None:
     if len(methods) < 2:
         return None
-    parts, metrics = list[Element](), [name for name in comparison_columns(results[0].task) if direction(name)]
+    parts, metrics = list[Element](), [name for name in compared_columns(results[0]) if direction(name, results[0])]
     for metric in metrics:
         for group in GROUPS:
             best = _best(results, methods, group, metric)
             lines = [] if best is None else paired(results, best, group, metric)
             if not lines or best is None:
                 continue
-            way, text = better(metric), label(metric, results[0])
-            good = direction(metric) == "lower"
+            way, text = better(metric, results[0]), label(metric, results[0])
+            good = direction(metric, results[0]) == "lower"
             rows = [
                 (
                     one.method,
@@ -214,9 +214,9 @@ def _pairs(results: Sequence[Result], methods: Sequence[str]) -> Element | None:
 
 def _ranks(results: Sequence[Result], methods: Sequence[str]) -> Element | None:
     columns: dict[tuple[str, str], dict[str, float]] = {}
-    for metric in comparison_columns(results[0].task):
+    for metric in compared_columns(results[0]):
         for group in GROUPS:
-            if direction(metric) and (own := ranks(results, group, metric, direction(metric))):
+            if (way := direction(metric, results[0])) and (own := ranks(results, group, metric, way)):
                 columns[metric, group] = own
     if len(methods) < 2 or not columns:
         return None
@@ -227,7 +227,7 @@ def _ranks(results: Sequence[Result], methods: Sequence[str]) -> Element | None:
 
 
 def _spread(results: Sequence[Result], methods: Sequence[str]) -> Element | None:
-    metrics = [headline_column(results[0].task), *comparison_columns(results[0].task)]
+    metrics = [headline_column(results[0].task), *compared_columns(results[0])]
     drawn = []
     for metric in list(dict.fromkeys(metrics))[:_BOXES]:
         for group in GROUPS:
@@ -239,7 +239,7 @@ def _spread(results: Sequence[Result], methods: Sequence[str]) -> Element | None
                 if np.isfinite(values).any():
                     lines.append((method, values, names))
             if lines:
-                drawn.append(boxes(f"{label(metric, results[0])}, {group} clients", better(metric), lines))
+                drawn.append(boxes(f"{label(metric, results[0])}, {group} clients", better(metric, results[0]), lines))
     text = "Every client of every seed is a point."
     return section("spread", "Spread over clients", tag("p", text), figures(drawn)) if drawn else None
 

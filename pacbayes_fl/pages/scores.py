@@ -51,16 +51,17 @@ def label(column: str, result: Result) -> str:
     return ", ".join([text, *(PARTS.get(part, part) for part in parts)])
 
 
-def better(column: str) -> str:
+def better(column: str, result: Result | None = None) -> str:
     """Say which end of a column of scores is the good one.
 
     Args:
         column: its name.
+        result: of a run, which knows its metrics of one's own.
 
     Returns:
         "lower is better", "higher is better", or nothing.
     """
-    return _BETTER[direction(column)]
+    return _BETTER[direction(column, result)]
 
 
 def results(result: Result) -> Element:
@@ -83,7 +84,7 @@ def results(result: Result) -> Element:
                 (
                     label(name, result),
                     f"{group} ({own.get('n_clients', entry['n_clients'])})",
-                    better(name) or "–",
+                    better(name, result) or "–",
                     number(own["mean"]),
                     f"{number(low)} to {number(high)}",
                     number(own["median"]),
@@ -124,7 +125,7 @@ def spreads(result: Result) -> list[Element]:
             if known := int(np.isfinite(values).sum()):
                 lines.append((f"{group} ({known})", values, names))
         if lines:
-            drawn.append(boxes(label(name, result), better(name), lines))
+            drawn.append(boxes(label(name, result), better(name, result), lines))
     return drawn
 
 

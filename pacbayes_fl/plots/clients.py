@@ -186,7 +186,7 @@ def _finite(result: Result, group: str, metric: str) -> npt.NDArray[np.float64]:
 
 def _with_direction(metric: str, result: Result) -> str:
     """Name a metric for an axis, and say which end is the good one."""
-    better = direction(metric)
+    better = direction(metric, result)
     return f"{metric_label(metric, result)}\n({better} is better)" if better else metric_label(metric, result)
 
 

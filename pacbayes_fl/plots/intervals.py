@@ -10,8 +10,7 @@ import numpy as np
 
 from pacbayes_fl.plots.style import CYCLE, INK, NothingToDrawError, joint_title, metric_label, panels, seed_count
 from pacbayes_fl.results.client_rows import GROUPS
-from pacbayes_fl.results.comparison import Cell, direction, table
-from pacbayes_fl.results.metrics import comparison_columns
+from pacbayes_fl.results.comparison import Cell, compared_columns, direction, table
 from pacbayes_fl.results.records import Result
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def interval_plot(results: Sequence[Result], metrics: Sequence[str] | None = Non
         NothingToDrawError: when no client of the results has one of the metrics.
         PacBayesFLError: when matplotlib is not installed.
     """
-    wanted = comparison_columns(results[0].task) if results and metrics is None else metrics or ()
+    wanted = compared_columns(results[0]) if results and metrics is None else metrics or ()
     cells = [cell for cell in table(results, wanted) if math.isfinite(cell.mean)] if results else []
     if not cells:
         raise NothingToDrawError(f"no client of the results has any of the metrics {', '.join(wanted)}")
@@ -50,7 +49,7 @@ def interval_plot(results: Sequence[Result], metrics: Sequence[str] | None = Non
         for row, metric in zip(axes, shown, strict=True):
             for axis, group in zip(row, groups, strict=True):
                 _lines(axis, [cell for cell in cells if (cell.metric, cell.group) == (metric, group)], methods)
-                better = direction(metric)
+                better = direction(metric, results[0])
                 text = f"; {better} is better" if better else ""
                 axis.set(xlabel=f"{metric_label(metric, results[0])}{text}", ylabel="method")
         for top, group in zip(axes[0], groups, strict=True):

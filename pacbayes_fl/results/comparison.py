@@ -31,17 +31,20 @@ FILE: Final = "compare.json"
 _AGAIN: Final = "run compare again with the same --out: finished runs are read"
 
 
-def direction(metric: str) -> str:
+def direction(metric: str, result: Result | None = None) -> str:
     """The better direction of a metric.
 
     Args:
         metric: its name, such as "pm.accuracy".
+        result: of a run, which knows its metrics of one's own.
 
     Returns:
         "lower" or "higher"; nothing where neither end is, as of a coverage.
     """
-    known = metric_of(metric)
-    return known.better if known else ""
+    if (known := metric_of(metric)) is not None:
+        return known.better
+    own = {} if result is None else result.labels.get("own_better", {})
+    return str(own.get(metric.rpartition(".")[2], ""))
 
 
 def shown_columns(result: Result) -> list[str]:
@@ -53,8 +56,24 @@ def shown_columns(result: Result) -> list[str]:
     Returns:
         Names.
     """
-    own = [name for name in result.metrics if name.rpartition(".")[2] in result.labels.get("own_metrics", {})]
-    return [*(name for name in run_columns(result.task) if name in result.metrics), *own]
+    return [*(name for name in run_columns(result.task) if name in result.metrics), *_own_columns(result)]
+
+
+def compared_columns(result: Result) -> list[str]:
+    """Name the columns that tables of a comparison show, those of metrics of one's own among them.
+
+    Args:
+        result: one of its runs.
+
+    Returns:
+        Names.
+    """
+    return [*comparison_columns(result.task), *_own_columns(result)]
+
+
+def _own_columns(result: Result) -> list[str]:
+    """Name the columns of metrics of one's own."""
+    return [name for name in result.metrics if name.rpartition(".")[2] in result.labels.get("own_metrics", {})]
 
 
 class Worst(NamedTuple):
@@ -118,7 +137,7 @@ def worst(results: Sequence[Result], group: str, metric: str) -> Worst | None:
         The client, the first of equals, and its mean over seeds; None where no client has a number, or of metrics of
         which neither a small nor a large value is bad.
     """
-    if not (better := direction(metric)):
+    if not (results and (better := direction(metric, results[0]))):
         return None
     values: dict[str, list[float]] = {}
     for result in results:
@@ -163,9 +182,7 @@ class Comparison(list[Result]):
         cells = table(self) if self else []
         rows = [
             (one.method, one.group, one.metric, *one[3:7], one.worst, one.worst_client)  # from the mean to the median
-            for one in sorted(
-                cells, key=lambda one: (one.group, list(comparison_columns(self[0].task)).index(one.metric))
-            )
+            for one in sorted(cells, key=lambda one: (one.group, compared_columns(self[0]).index(one.metric)))
         ]
         return as_html(self._title if self else "no runs", header, rows)
 
@@ -192,7 +209,7 @@ def table(results: Sequence[Result], metrics: Sequence[str] | None = None) -> li
     Returns:
         A cell for every combination that has numbers.
     """
-    metrics = comparison_columns(results[0].task) if metrics is None else metrics
+    metrics = compared_columns(results[0]) if metrics is None else metrics
     cells = []
     for method in dict.fromkeys(result.method for result in results):
         runs = [result for result in results if result.method == method]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Task = Literal["regression", "classification"]
+Better = Literal["lower", "higher", ""]
 Function = Callable[..., "Tensor"]
 
 PERSONAL: Final = "pm"
@@ -94,7 +95,7 @@ class Metric:
     label: str
     unit: str
     function: str | Function
-    better: Literal["lower", "higher", ""]
+    better: Better
     tasks: tuple[Task, ...]
     meaning: str
     options: tuple[Option, ...] = ()

@@ -9,10 +9,10 @@ from __future__ import annotations
 import inspect
 from dataclasses import MISSING, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Final, Literal, get_type_hints
+from typing import TYPE_CHECKING, Final, Literal, get_args, get_type_hints
 
 from pacbayes_fl import methods
-from pacbayes_fl.errors import ShapeError, StudyError
+from pacbayes_fl.errors import ShapeError, StudyError, shown
 from pacbayes_fl.options import options_of
 from pacbayes_fl.plugins.table import OpenTable
 from pacbayes_fl.results import metrics
@@ -117,11 +117,13 @@ def metric_of(thing: Metric, name: str) -> Metric:
         The metric, of which every result is checked to be a number per client [K].
 
     Raises:
-        StudyError: when its name is a built-in one's or no identifier.
+        StudyError: when its name is a built-in one's or no identifier, or no end of it is called so.
     """
     if thing.name in metrics.METRICS or not thing.name.isidentifier() or thing.name.endswith(metrics.RAW.format("")):
         what = f"{name}: a metric of one's own cannot be called {thing.name!r}"
         raise StudyError(what, hint="choose an identifier that no built-in metric has and that does not end in _raw")
+    if thing.better not in get_args(metrics.Better):
+        raise StudyError(f"{name}: better must be 'lower', 'higher' or '', got {shown(thing.better)}")
 
     def checked(predictive: object, y: Tensor, mask: Tensor, **given: object) -> Tensor:
         """Score by the user's function on copies of the rows, whose result must be a number per client [K]."""

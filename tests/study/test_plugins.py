@@ -17,6 +17,7 @@ from pacbayes_fl import settings
 from pacbayes_fl.cli import main
 from pacbayes_fl.errors import ShapeError, StudyError
 from pacbayes_fl.plugins.references import read_again
+from pacbayes_fl.results.comparison import load
 from pacbayes_fl.study import origins as study_origins
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.plugins import METHODS, METRICS
@@ -131,14 +132,32 @@ def test_a_method_and_a_metric_of_ones_own_run_from_the_command_line(
     )
     out = tmp_path / "run"
     assert main(["run", study, "--out", str(out), "--quiet"]) == 0
-    assert "largest_error" in capsys.readouterr().out
+    printed = capsys.readouterr().out
     with (out / "clients.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert rows and all(float(row["largest_error"]) >= float(row["rmse"]) for row in rows)
     kept = Study.from_toml(out / "study.toml")
     assert kept.method.name == f"{tmp_path.resolve()}/mine.py:MeanTarget" and kept.method.options.shrink == 0.25
     assert json.loads((out / "labels.json").read_text())["own_metrics"] == {"largest_error": "largest absolute error"}
+    worst = max((float(row["largest_error"]), row["name"]) for row in rows if row["group"] == "existing")
+    assert re.search(rf"^  largest_error .* {worst[1]} +{worst[0]:.3f}$", printed, re.MULTILINE)
     assert main(["run", study, "--out", str(out), "--quiet", "--resume", "--rounds", "3"]) == 0
+
+
+@pytest.mark.usefixtures("paged")
+def test_a_comparison_shows_metrics_of_ones_own_with_their_better_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "largest.py", METRIC)
+    study = written(tmp_path, method={"name": "ridge"}, report={"metrics": ["largest.py:LARGEST"]})
+    out = tmp_path / "compared"
+    given = ["--methods", "ridge,pooled-ridge", "--seeds", "1", "--out", str(out), "--quiet"]
+    assert main(["compare", study, *given]) == 0
+    table = capsys.readouterr().out.partition("largest_error, existing clients\n")[2].splitlines()
+    assert [line.split()[0] for line in table[:2]] == ["ridge", "pooled-ridge"] and "poly_" in table[0]
+    page = (out / "report.html").read_text("utf-8")
+    assert "largest_error (lower is better), existing clients: method less" in page
+    assert "largest_error" in load(out)._repr_html_() and (out / "figures" / "intervals.png").is_file()
 
 
 def test_metrics_of_ones_own_are_refused_before_training(tmp_path: Path) -> None:
@@ -148,6 +167,9 @@ def test_metrics_of_ones_own_are_refused_before_training(tmp_path: Path) -> None
     taken = write(tmp_path, "taken.py", METRIC.replace('"largest_error"', '"rmse"'))
     with pytest.raises(StudyError, match="cannot be called 'rmse'"):
         METRICS[f"{taken}:LARGEST"]
+    low = write(tmp_path, "low.py", METRIC.replace('"lower"', '"low"'))
+    with pytest.raises(StudyError, match="better must be 'lower', 'higher' or '', got 'low'"):
+        METRICS[f"{low}:LARGEST"]
     flat = write(tmp_path, "flat.py", METRIC.replace(".amax(1)", ".amax()"))
     predictive = type("Predictive", (), {"mean": torch.zeros(2, 3)})()
     y, mask = torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool)

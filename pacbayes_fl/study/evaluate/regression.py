@@ -84,7 +84,8 @@ def notes(metrics: Mapping[str, Metric]) -> JsonTable:
     """
     result = {name: value for metric in metrics.values() for name, value in metric.labels().items()}
     own = {name: metric.meaning for name, metric in metrics.items() if name not in table.METRICS}
-    return result | ({"own_metrics": own} if own else {})
+    better = {name: metrics[name].better for name in own}
+    return result | ({"own_metrics": own, "own_better": better} if own else {})
 
 
 def state_of(method: AnyMethod, state: FederationState, group: str, scaled: ScaledGroup) -> FederationState:
