@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, product
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from torch import Tensor
 
@@ -43,6 +43,8 @@ _MARGINS = MappingProxyType(
 
 _FEW = 0.25  # of the clients: where more are below chance, it is the models that are wrong
 
+_NO_ROWS: Final = "no client has two training rows, so that none can be held out"
+_NO_SCORE: Final = "the likelihood of held-out rows is not finite; check the columns of all clients for outliers"
 _FIFTH = "held-out training row", "the other four fifths, in nats; the run trains on all"
 
 
@@ -192,8 +194,8 @@ def _along_paths(
         scores[candidate] = math.nan if path.best is None else path.scores[path.best]
         causes += [] if path.failure is None else [path.failure]
         tell(f"{asked.key}={candidate}", scores[candidate])
-    if not causes and not any(map(math.isfinite, scores.values())):  # nobody has rows to choose by
-        return _unchosen(study, asked, usual)
+    if not causes and not any(map(math.isfinite, scores.values())):
+        return _unchosen(study, asked, usual, _why(*known.values()))
     rule = _words_of_path(None if whole else rounds) + _MARGINS[asked.better]
     chosen, note = _chosen(asked.key, scores, rule, causes)
     if math.isfinite(scores[usual]) and not known[chosen].ahead_of(known[usual], asked.better):
@@ -215,7 +217,7 @@ def _rounds(study: Study, paths: _Paths, tell: Callable[[str, float], None]) -> 
     if path.best is None:
         if path.failure is not None:
             raise StudyError(f"no number of rounds could be chosen: {path.failure}")
-        return _unchosen(study, ROUNDS, type(study.federation)().rounds)
+        return _unchosen(study, ROUNDS, type(study.federation)().rounds, _why(path))
     remark = path.remark()
     if remark is not None:
         warnings.warn(f"{remark}; {path.best} are taken", stacklevel=caller_stacklevel())
@@ -226,9 +228,13 @@ def _rounds(study: Study, paths: _Paths, tell: Callable[[str, float], None]) -> 
     return with_value(study, ROUNDS, path.best), note
 
 
-def _unchosen(study: Study, asked: HeldOutChoice, value: object) -> tuple[Study, JsonTable]:
-    """Take the usual value where no client has a row to spare."""
-    why = "no client has two training rows, so that none can be held out"
+def _why(*paths: Along) -> str:
+    """Say why paths have no finite score: nobody has rows to choose by, or their likelihood is no number."""
+    return _NO_SCORE if any(path.scores for path in paths) else _NO_ROWS
+
+
+def _unchosen(study: Study, asked: HeldOutChoice, value: object, why: str = _NO_ROWS) -> tuple[Study, JsonTable]:
+    """Take the usual value where there is nothing to choose by."""
     warnings.warn(f"{asked.key} = {settings.to_value(value)}, as usual: {why}", stacklevel=caller_stacklevel())
     return with_value(study, asked, value), {"chosen": value, "scores": {}, "rule": why}
 

@@ -544,6 +544,16 @@ def test_rows_that_cannot_be_spared_leave_the_usual_number(few: None) -> None:
     assert chosen.plan.rounds == 400 and notes["federation.rounds"]["scores"] == {}
 
 
+@pytest.mark.parametrize("key", ["federation.rounds", "method.init_std"])
+def test_held_out_rows_whose_likelihood_is_no_number_are_not_said_to_be_missing(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_out, "follow", lambda *_, **__: Along({1: math.nan, 2: math.nan}))
+    study = tiny("method.name=pfedgp", f"{key}=held-out")
+    with pytest.warns(UserWarning, match=r", as usual: the likelihood of held-out rows is not finite; check the col"):
+        choose(study, load(study))
+
+
 @pytest.mark.parametrize("sizes", [(1, 3, 12), (1, 1, 1)], ids=["some", "none"])
 def test_a_client_with_few_rows_spares_one_and_of_a_single_row_none(sizes: tuple[int, ...], tmp_path: Path) -> None:
     """As where a user's table has such clients and FedSI leaves its variances to held-out rows by default."""
