@@ -25,9 +25,9 @@ from pacbayes_fl.results.folder import write_atomic
 from pacbayes_fl.results.frames import frame
 from pacbayes_fl.study import user_rows
 from pacbayes_fl.study.data import ScaledGroup
-from pacbayes_fl.study.evaluate.regression import BAND
+from pacbayes_fl.study.evaluate.regression import BAND, say_far
 from pacbayes_fl.study.later import from_table, images_of, members_of, past_of, taken
-from pacbayes_fl.study.predict import answers, probabilities
+from pacbayes_fl.study.predict import answers, distance, probabilities
 from pacbayes_fl.study.release import Served, served
 from pacbayes_fl.study.run import Trained
 from pacbayes_fl.study.updates import updated
@@ -261,8 +261,23 @@ def forecast(
         predicted["label"] = predicted["label"].long()
     if asked.blank:
         predicted = {column: numbers.masked_fill(blank, torch.nan) for column, numbers in predicted.items()}
+    if "mean" in predicted:
+        _say_far(trained, owners, predicted["mean"])
     columns = {column: [values[row] for row in kept] for column, values in asked.columns.items()}
     return Forecast(columns, owners, predicted, trained.state.round, classes)
+
+
+def _say_far(trained: Trained, owners: Sequence[str], mean: Tensor) -> None:
+    """Warn of predictions [M] that cannot have been learned from the targets of their clients."""
+    rows: dict[str, list[int]] = {}
+    for row, owner in enumerate(owners):
+        rows.setdefault(owner, []).append(row)
+    far: dict[str, float] = {}
+    for train in (group.raw.train for group in trained.groups.values()):
+        for y, mask, name in zip(train.y, train.mask, train.names, strict=True):
+            if name in rows:
+                far[name] = distance(mean[rows[name]], y[mask])
+    say_far([*far], [*far.values()])
 
 
 def predicted_columns(known: Served, levels: Iterable[str]) -> tuple[tuple[str, ...], Sequence[str]]:

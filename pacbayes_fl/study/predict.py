@@ -21,7 +21,7 @@ from pacbayes_fl.files import JsonTable
 from pacbayes_fl.study import scaling, user_rows
 from pacbayes_fl.study.data import ScaledGroup, scale
 from pacbayes_fl.study.evaluate.classification import predictive
-from pacbayes_fl.study.evaluate.regression import BAND, state_of, units_of
+from pacbayes_fl.study.evaluate.regression import BAND, say_far, state_of, units_of
 from pacbayes_fl.study.later import from_table, members_of, pad, past_of, read
 from pacbayes_fl.study.prepare import device_of
 from pacbayes_fl.study.release import Served, served
@@ -107,7 +107,10 @@ def predict(trained: Trained, client: str, path: Path | str | Tensor, later: Pat
             x = path if isinstance(path, Tensor) else _rows_of(known, part, path, later)
             if later is not None:
                 part, state = from_table(known, part, state, later)
-            return _require_finite([_predict(known, state, part, client, _checked(known, client, x))])[0]
+            (result,) = _require_finite([_predict(known, state, part, client, _checked(known, client, x))])
+            if isinstance(result, Prediction):
+                say_far([client], [distance(result.mean, part.raw.train.y[part.raw.train.mask])])
+            return result
     names = [name for group in trained.groups.values() for name in group.train.names]
     raise DataError("the run does not know it", client=client, hint=f"it knows {listed(names)}")
 
@@ -214,7 +217,25 @@ def joined(
         filled = x[wanted].where(_like(whole[name][wanted], x), 0.0)
         asked = pad(known, name, filled, torch.zeros(len(filled), dtype=torch.float64))
         _, values = next(answer(known, state, group, asked, levels))
-        yield Joined(name, torch.where(wanted)[0], ~whole[name][wanted], tuple(one[0] for one in values))
+        blank = ~whole[name][wanted]
+        if known.schema.classes is None:
+            say_far([name], [distance(values[0][0].masked_fill(blank, torch.nan), y[own])])
+        yield Joined(name, torch.where(wanted)[0], blank, tuple(one[0] for one in values))
+
+
+def distance(mean: Tensor, y: Tensor) -> float:
+    """Say how far predictions are from a client's own targets.
+
+    Args:
+        mean: predicted [M], NaN where nothing is; in the unit of y.
+        y: training targets [n].
+
+    Returns:
+        The largest distance from their mean, in their standard deviations; 0 where they do not vary.
+    """
+    spread = float(y.double().std(correction=0)) if len(y) else 0.0
+    far = (mean.double() - y.double().mean()).abs().nan_to_num(0.0)
+    return float(far.max()) / spread if spread > 0 and len(far) else 0.0
 
 
 def _say_learned(learned: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.study import forecast as forecasting
 from pacbayes_fl.study import run
 from pacbayes_fl.study.forecast import Forecast, forecast, levels_of
+from pacbayes_fl.study.newcomers import forecast_newcomers
 from pacbayes_fl.study.predict import ClassPrediction, Prediction, predict
 from tests.tiny import on_csv, rows, write_csv
 
@@ -128,6 +130,25 @@ def test_predictions_that_are_no_numbers_are_refused_by_client_and_row(
 def test_levels_are_distinct_and_inside(levels: list[float]) -> None:
     with pytest.raises(StudyError, match="quantile"):
         levels_of(levels)
+
+
+def test_rows_in_another_unit_are_said_to_be_far(tmp_path: Path) -> None:
+    run.run(on_csv(write_csv(tmp_path / "rows.csv", rows()), "method.name=ridge"), tmp_path / "run")
+    trained, table = run.open_run(tmp_path / "run"), [row for row in rows() if row["split"] == "test"]
+    plain = write_csv(tmp_path / "plain.csv", table)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        forecast(trained, plain)
+    far = [row | {"wind": 1e6 * row["wind"]} if row["client"] == "existing_1" else row for row in table]
+    path, said = write_csv(tmp_path / "far.csv", far), r"predictions of '{}' are up to \S+ standard .* are far from all"
+    with pytest.warns(UserWarning, match=said.format("existing_1")):
+        forecast(trained, path)
+    with pytest.warns(UserWarning, match=said.format("existing_1")):
+        predict(trained, "existing_1", path)
+    learned = [row | {"client": "late"} for row in rows() if row["client"] == "existing_1" and row["split"] == "train"]
+    asks = [row | {"client": "late", "y": ""} for row in far if row["client"] == "existing_1"]
+    with pytest.warns(UserWarning, match=said.format("late")):
+        forecast_newcomers(trained, write_csv(tmp_path / "late.csv", [*learned, *asks]))
 
 
 def test_cells_cannot_start_a_formula() -> None:

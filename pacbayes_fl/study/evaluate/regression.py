@@ -280,7 +280,7 @@ def evaluate(
         tensors["coverage_by"] = torch.where(test.mask, by, torch.nan)
     flat = _without_unit(scaled)
     _say_without_unit(test.names, flat.tolist())
-    _say_far(test.names, far.masked_fill(flat.to(far.device), 0.0).tolist())
+    say_far(test.names, far.masked_fill(flat.to(far.device), 0.0).tolist())
     lists = {name: column.double().cpu().numpy() for name, column in columns.items()}
     rows_out = ClientRows.of_group(group, test.ids, test.names, (int(m) for m in scaled.train.size.tolist()), lists)
     return Report(rows_out, {f"{group}.{name}": tensor for name, tensor in (_inputs(scaled) | tensors).items()})
@@ -325,8 +325,13 @@ def _say_without_unit(names: Sequence[str], flat: Sequence[bool]) -> None:
         warnings.warn(what, stacklevel=caller_stacklevel())
 
 
-def _say_far(names: Sequence[str], far: Sequence[float]) -> None:
-    """Warn of predictions that cannot have been learned from the targets that a client has."""
+def say_far(names: Sequence[str], far: Sequence[float]) -> None:
+    """Warn of predictions that cannot have been learned from the targets that a client has.
+
+    Args:
+        names: of K clients.
+        far: how far their predictions are at most from their targets [K], in standard deviations of these.
+    """
     those = [name for name, distance in zip(names, far, strict=True) if distance > _FAR]
     if those:
         what = (
