@@ -14,6 +14,7 @@ import re
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import (
     Any,
     Final,
@@ -54,6 +55,18 @@ class OpenNames(tuple[str, ...]):
     def __contains__(self, name: object) -> bool:
         """Whether it is one of the names, or has the colon of a reference."""
         return super().__contains__(name) or (isinstance(name, str) and ":" in name)
+
+
+def packaged(group: str) -> tuple[str, ...]:
+    """Name what installed packages add to a table of records; nothing is imported.
+
+    Args:
+        group: of their entry points, such as "pacbayes_fl.partitions".
+
+    Returns:
+        Names.
+    """
+    return tuple(entry_points(group=group).names)
 
 
 @dataclass(frozen=True)

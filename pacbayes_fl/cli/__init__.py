@@ -21,7 +21,7 @@ from functools import partial
 from pacbayes_fl.cli.output import say
 from pacbayes_fl.cli.parser import parser
 from pacbayes_fl.errors import DamageWarning, PacBayesFLError, listed, one_line
-from pacbayes_fl.plugins.references import brought, raised_in, read_again
+from pacbayes_fl.study.plugins import blamed, forget
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     options = parser().parse_args(arguments)
-    read_again()
+    forget()
     action: Callable[[argparse.Namespace], None] = options.module.act
     with warnings.catch_warnings():
         warnings.simplefilter("default")
@@ -82,9 +82,9 @@ def _error_text(error: Exception) -> str:
     starved = "can't allocate|not enough memory|out of memory"  # torch says so in a RuntimeError
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and re.search(starved, str(error))):
         return one_line(f"memory is exhausted: {kind}{text} (ask for less of what grows, such as rows or widths)")
-    if place := raised_in(error):
+    place, files = blamed(error)
+    if place is not None:
         return f"{one_line(f'{place}: {kind}{text}')} (code that the study brings; --debug shows the trace)"
-    files = brought()
     whose = f" or of {one_line(listed(files))}, which the study brings" if files else ""
     advice = f"a defect of pacbayes-fl{whose}: run it again with --debug for the trace, and report that"
     return f"{one_line(kind + text)} ({advice})"

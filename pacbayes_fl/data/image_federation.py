@@ -18,7 +18,7 @@ from pacbayes_fl.data.images import Images, to_floats, turned
 from pacbayes_fl.data.partition import Parts
 from pacbayes_fl.data.partitions import Partition, Pieces, Pool
 from pacbayes_fl.errors import DataError, StudyError
-from pacbayes_fl.options import OpenNames, option
+from pacbayes_fl.options import option
 
 _PARTS: Final = ("train", "test", "validation")  # numbered 0, 1, 2 in `Dataset.rows`
 
@@ -44,7 +44,7 @@ class ImageOptions:
 
     root: str | None = None
     download: bool = False
-    partition: str = option("labels", names=lambda: OpenNames(partitions.OPEN_PARTITIONS))
+    partition: str = option("labels", names=partitions.names)
     clients: int = option(10, low=1)
     new_clients: int = option(0, low=0)
     pool: Pool | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -15,8 +14,7 @@ from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.images import Images
 from pacbayes_fl.data.partition import Counts, LabelGroups, Parts
 from pacbayes_fl.errors import DataError
-from pacbayes_fl.options import by_name, option
-from pacbayes_fl.plugins.table import OpenTable
+from pacbayes_fl.options import OpenNames, by_name, option, packaged
 
 Pool = Literal["merged", "official"]
 
@@ -242,16 +240,14 @@ PARTITIONS: Mapping[str, Partition] = by_name(
 )
 """All of them by name. A new one is one more record here."""
 
+GROUP: Final = "pacbayes_fl.partitions"
+"""Of the entry points by which installed packages add partitions."""
 
-def _partition(thing: object, module: ModuleType, name: str) -> Partition | None:
-    return thing if isinstance(thing, Partition) else None
 
+def names() -> OpenNames:
+    """Name all partitions, those of installed packages among them, of which none is imported.
 
-OPEN_PARTITIONS: Final = OpenTable(
-    lambda: PARTITIONS,
-    "pacbayes_fl.partitions",
-    "[data.options] partition",
-    "a record pacbayes_fl.data.partitions.Partition",
-    _partition,
-)
-"""Every partition by name or reference."""
+    Returns:
+        The names.
+    """
+    return OpenNames(dict.fromkeys((*PARTITIONS, *packaged(GROUP))))

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Task = Literal["regression", "classification"]
-Better = Literal["lower", "higher", ""]
 Function = Callable[..., "Tensor"]
 
 PERSONAL: Final = "pm"
@@ -95,7 +94,7 @@ class Metric:
     label: str
     unit: str
     function: str | Function
-    better: Better
+    better: Literal["lower", "higher", ""]
     tasks: tuple[Task, ...]
     meaning: str
     options: tuple[Option, ...] = ()

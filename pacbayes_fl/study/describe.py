@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from pacbayes_fl import settings
 from pacbayes_fl.bounds import BOUNDS, OWN_BOUNDS, bound_named
-from pacbayes_fl.data.partitions import OPEN_PARTITIONS, PARTITIONS
+from pacbayes_fl.data.partitions import PARTITIONS
 from pacbayes_fl.errors import StudyError, shown
 from pacbayes_fl.methods import METHODS, Recipe
 from pacbayes_fl.methods.options import Paper
@@ -147,7 +147,7 @@ def _open() -> tuple[tuple[OpenTable[Any], Callable[[str], Description]], ...]:
         (plugins.METRICS, _metric),
         (sources.SOURCES, _source),
         (MODEL_KINDS, _model),
-        (OPEN_PARTITIONS, _partition),
+        (sources.OPEN_PARTITIONS, _partition),
         (FAMILIES, _weight_family),
         (HYPER_PRIORS, _hyper_prior),
         (MECHANISMS, _mechanism),
@@ -286,7 +286,7 @@ def _model(name: str) -> Description:
 
 
 def _partition(name: str) -> Description:
-    one = PARTITIONS[name] if name in PARTITIONS else OPEN_PARTITIONS[name]
+    one = PARTITIONS[name] if name in PARTITIONS else sources.OPEN_PARTITIONS[name]
     source = "femnist" if one.needs_owners else "mnist"
     facts = (
         ("data", "sets whose rows have owners" if one.needs_owners else "every set of images"),

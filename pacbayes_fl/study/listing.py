@@ -64,8 +64,9 @@ def _records(what: str) -> tuple[Mapping[str, Titled], list[tuple[str, str]]]:
         return models.KINDS, models.MODEL_KINDS.listing()
     if what == "partitions":
         from pacbayes_fl.data import partitions
+        from pacbayes_fl.study import sources
 
-        return partitions.PARTITIONS, partitions.OPEN_PARTITIONS.listing()
+        return partitions.PARTITIONS, sources.OPEN_PARTITIONS.listing()
     if what == "families":
         from pacbayes_fl.posteriors.weights import families
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from pacbayes_fl.data.partitions import OPEN_PARTITIONS
 from pacbayes_fl.errors import DataError, StudyError, shown
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.plugins.references import Loaded
@@ -56,8 +55,8 @@ def _loaded(study: Study) -> Iterator[tuple[str, Loaded]]:
         asked.append((MODEL_KINDS.origin, study.model.kind))
     if study.data.source in sources.SOURCES:
         asked.append((sources.SOURCES.origin, study.data.source))
-    if isinstance(partition := study.data.options.get("partition"), str) and partition in OPEN_PARTITIONS:
-        asked.append((OPEN_PARTITIONS.origin, partition))
+    if isinstance(partition := study.data.options.get("partition"), str) and partition in sources.OPEN_PARTITIONS:
+        asked.append((sources.OPEN_PARTITIONS.origin, partition))
     if study.privacy.epsilon is not None:
         asked.append((kinds.MECHANISMS.origin, study.privacy.mechanism))
         asked.append((subspace.DIRECTIONS.origin, study.privacy.directions))

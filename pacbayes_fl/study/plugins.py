@@ -9,11 +9,12 @@ from __future__ import annotations
 import inspect
 from dataclasses import MISSING, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Final, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Final, Literal, get_type_hints
 
 from pacbayes_fl import methods
 from pacbayes_fl.errors import ShapeError, StudyError, shown
 from pacbayes_fl.options import options_of
+from pacbayes_fl.plugins import references
 from pacbayes_fl.plugins.table import OpenTable
 from pacbayes_fl.results import metrics
 from pacbayes_fl.results.metrics import Metric
@@ -122,7 +123,7 @@ def metric_of(thing: Metric, name: str) -> Metric:
     if thing.name in metrics.METRICS or not thing.name.isidentifier() or thing.name.endswith(metrics.RAW.format("")):
         what = f"{name}: a metric of one's own cannot be called {thing.name!r}"
         raise StudyError(what, hint="choose an identifier that no built-in metric has and that does not end in _raw")
-    if thing.better not in get_args(metrics.Better):
+    if thing.better not in ("lower", "higher", ""):
         raise StudyError(f"{name}: better must be 'lower', 'higher' or '', got {shown(thing.better)}")
 
     def checked(predictive: object, y: Tensor, mask: Tensor, **given: object) -> Tensor:
@@ -149,6 +150,24 @@ METRICS: Final = OpenTable(
     lambda: metrics.METRICS, "pacbayes_fl.metrics", "[report] metrics", "a record pacbayes_fl.metrics.Metric", _metric
 )
 """Every metric by name or reference."""
+
+
+def forget() -> None:
+    """Forget which files earlier studies of this process have brought."""
+    references.read_again()
+
+
+def blamed(error: BaseException) -> tuple[str | None, list[str]]:
+    """Say whose an error may be that nobody expected.
+
+    Args:
+        error: with its trace.
+
+    Returns:
+        The innermost place of it in a file that a study has brought, such as "mine.py, line 3", None where no call is
+        of one; and all such files.
+    """
+    return references.raised_in(error), references.brought()
 
 
 def check_task(method: str, classification: bool) -> None:

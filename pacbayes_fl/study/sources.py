@@ -18,7 +18,7 @@ from data_gen import generators
 from pacbayes_fl import files, options, settings
 from pacbayes_fl.data import image_sets
 from pacbayes_fl.data.images import CHANGES
-from pacbayes_fl.data.partitions import OPEN_PARTITIONS, PARTITIONS
+from pacbayes_fl.data.partitions import GROUP, PARTITIONS, Partition
 from pacbayes_fl.errors import StudyError, shown
 from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.options import Option
@@ -109,6 +109,20 @@ SOURCES: Final[OpenTable[Source]] = OpenTable(
     dict, "pacbayes_fl.sources", "[data] source", "a record pacbayes_fl.study.sources.Source", _source
 )
 """Sources that users and installed packages bring; the built-in ones are made by `find`."""
+
+
+def _partition(thing: object, module: ModuleType, name: str) -> Partition | None:
+    return thing if isinstance(thing, Partition) else None
+
+
+OPEN_PARTITIONS: Final = OpenTable(
+    lambda: PARTITIONS,
+    GROUP,
+    "[data.options] partition",
+    "a record pacbayes_fl.data.partitions.Partition",
+    _partition,
+)
+"""Every partition by name or reference."""
 
 
 def names() -> tuple[str, ...]:
