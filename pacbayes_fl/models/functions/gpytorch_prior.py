@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
@@ -51,6 +51,15 @@ class _Parts(nn.Module):
             raise _likelihood_misfit(likelihood, f"shape {list(given.batch_shape)} for {list(f.shape)} rows")
         return given
 
+    def centres(self) -> Iterator[tuple[str, Tensor]]:
+        """Parameters whose own values count: the likelihood's, and constrained ones, raw 0 unless they are set."""
+        if self.likelihood is not None:
+            yield from self.likelihood.named_parameters(prefix="likelihood")
+        for prefix, part in (("mean", self.mean), ("kernel", self.kernel)):
+            for name, parameter, constraint in part.named_parameters_and_constraints():
+                if constraint is not None:
+                    yield f"{prefix}.{name}", parameter
+
     def forward(self, part: str, x: Tensor, other: Tensor) -> Tensor:
         # Evaluated inside the call: a kernel evaluated later would use the module's own parameters, silently.
         if part == "mean":
@@ -71,7 +80,9 @@ class GPyTorchPrior(FunctionModel):
     """Any GPyTorch mean and kernel, with Gaussian noise, as a prior whose hyper-parameters come from outside.
 
     theta holds the raw noise or the parameters of `likelihood`, then those of `mean` and `kernel`: every one that
-    requires a gradient, in the order of `named_parameters`; constrained ones in GPyTorch's raw form. Modules that
+    requires a gradient, in the order of `named_parameters`; constrained ones in GPyTorch's raw form. The hyper-prior is
+    centred on the values that constrained ones hold, such as `kernel.lengthscale = 3.0`, and for all others (constants,
+    weights of networks, which start anywhere) on 0. Modules that
     broadcast over leading dimensions of their parameters (GPyTorch's own do) are called once for all clients and
     particles; others (a plain `torch.nn.Linear`) once per client and particle: `batched` says which, found out by a
     trial at construction.
@@ -126,17 +137,21 @@ class GPyTorchPrior(FunctionModel):
         held = (*self._parts.named_parameters(), *self._parts.named_buffers())  # one name for what two modules share
         self._fixed = {name: t.detach() for name, t in held if name not in free}
         self._fixed_at: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
-        self.shapes: Mapping[str, torch.Size] = MappingProxyType(free)
+        self._free = free
         self._sizes = [math.prod(shape) for shape in free.values()]
         self._starts = dict(zip(free, accumulate(self._sizes, initial=0), strict=False))
         self._input_dim, self._noise_std = input_dim, noise_std
-        given = ((name, p) for name, p in self._parts.named_parameters() if name in free)
-        self._likelihood_held = {name: p.detach().clone() for name, p in given if name.startswith("likelihood.")}
+        self._held = {name: p.detach().clone() for name, p in self._parts.centres() if name in free}
         self.batched = True
         if trial and likelihood is not None:
             self._check_likelihood(likelihood)
         if trial:
             self.batched = self._broadcasts()
+
+    @property
+    def shapes(self) -> Mapping[str, torch.Size]:
+        """Shape of every named parameter that theta holds, in its order."""
+        return MappingProxyType(self._free)
 
     @property
     def dim(self) -> int:
@@ -149,13 +164,12 @@ class GPyTorchPrior(FunctionModel):
         return self._input_dim
 
     def location(self) -> Tensor:
-        """Centre of the default hyper-prior [D]: 0, and of the noise noise_std, or what the likelihood came with."""
+        """Centre of the default hyper-prior [D]: what is held, or noise_std; 0 of means' constants and weights."""
         centre = torch.zeros(self.dim, dtype=torch.float64)
         if self._parts.likelihood is None:
             centre[0] = inverse_softplus(self._noise_std)
-            return centre
         named = self.unflatten(centre)
-        for name, held in self._likelihood_held.items():
+        for name, held in self._held.items():
             named[name].copy_(held)
         return centre
 

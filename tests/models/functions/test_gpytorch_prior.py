@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 from typing import Any
 
 import gpytorch
 import pytest
 import torch
+from gpytorch.constraints import Interval
 from gpytorch.kernels import CosineKernel, IndexKernel, LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import (
     BernoulliLikelihood,
@@ -23,7 +26,9 @@ from torch.distributions import Laplace, Normal
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import ShapeError, StudyError
+from pacbayes_fl.federation.personalisation import join
 from pacbayes_fl.inference.evidence import particle_scores
+from pacbayes_fl.methods.pac_pfl.gp import PacPFL
 from pacbayes_fl.models.functions.gpytorch_prior import GPyTorchPrior
 from pacbayes_fl.models.prior_values import PriorGradients
 from pacbayes_fl.posteriors.functions.gaussian_process import condition, gaussian_log_evidence
@@ -179,6 +184,28 @@ def test_the_modules_own_parameters_do_not_matter() -> None:
         for parameter in (*mean.parameters(), *kernel.parameters()):
             parameter.fill_(7.0)
     assert torch.equal(model.mean(theta, x), before[0]) and torch.equal(model.covariance(theta, x), before[1])
+
+
+def test_the_hyper_prior_is_centred_on_the_values_that_constrained_parameters_hold() -> None:
+    kernel = ScaleKernel(RBFKernel(lengthscale_constraint=Interval(0.5, 3.0, initial_value=2.0))) + LinearKernel()
+    kernel.kernels[0].outputscale, kernel.kernels[1].variance = 5.0, 0.1
+    model = GPyTorchPrior(LinearMean(2), kernel.double(), 2)  # weights of a linear mean start anywhere
+    x = draw(1, 4, 2)
+    assert torch.equal(model.mean(model.location().view(1, 1, -1), x), torch.zeros(1, 1, 4))
+    covariance = model.covariance(model.location().view(1, 1, -1), x)
+    assert torch.allclose(covariance[0, 0], kernel(x[0]).to_dense(), rtol=1e-6)
+    assert (covariance[0, 0].diagonal() > 5.0).all()
+    for default in priors().values():
+        assert torch.equal(default.location()[1:], torch.zeros(default.dim - 1))
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+def test_priors_methods_and_posteriors_survive_a_copy_and_a_pickle(again: Any) -> None:
+    method = PacPFL(GPyTorchPrior(ConstantMean(), RBFKernel(), 1), particles=2)
+    batch, x = ClientBatch.pad([(draw(4, 1), draw(4))]), draw(1, 3, 1)
+    posterior = join(method, method.init_server(torch.Generator().manual_seed(0)), batch, seed=1)
+    assert torch.equal(again(posterior).predict(x).mean, posterior.predict(x).mean)
+    assert torch.equal(again(method).hyper_prior.loc, method.hyper_prior.loc)
 
 
 def test_a_class_instead_of_an_object_is_refused() -> None:
