@@ -16,7 +16,7 @@ from pacbayes_fl.data.batch import ClientBatch, group_by_size
 from pacbayes_fl.errors import ClientError, caller_stacklevel
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods.base import AnyMethod, unwrapped
-from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.models.base import FunctionModel, WeightModel
 from pacbayes_fl.models.weights import program
 
 Found = TypeVar("Found")
@@ -27,7 +27,7 @@ _BYTES: Final = 512
 
 
 def prepared(method: AnyMethod, batch: ClientBatch) -> ClientBatch:
-    """Check a user's program before anything is trained; see `program.prepared`.
+    """Check a user's model or program before anything is trained; see `program.prepared`.
 
     Args:
         method: the algorithm.
@@ -35,8 +35,13 @@ def prepared(method: AnyMethod, batch: ClientBatch) -> ClientBatch:
 
     Returns:
         The rows that the program is given.
+
+    Raises:
+        ShapeError: when rows have other features than a model of functions takes.
     """
     model = getattr(unwrapped(method), "model", None)
+    if isinstance(model, FunctionModel):
+        model.check_inputs(batch.x, batch.clients)
     return program.prepared(model, batch) if isinstance(model, WeightModel) else batch
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch, same_schema
+from pacbayes_fl.errors import StudyError
 from pacbayes_fl.federation.client_calls import CallSplitter, cut_calls, parts, prepared
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.kept import Kept
@@ -179,6 +180,8 @@ def join(
 
     Raises:
         DataError: when the columns differ.
+        ShapeError: when rows have other features than the model takes.
+        StudyError: when a whole state stands for that of its server.
 
     Example:
         >>> import torch
@@ -191,6 +194,10 @@ def join(
         >>> join(method, state.server, new, seed=1).predict(x.unsqueeze(0)).mean.shape
         torch.Size([1, 6])
     """
+    if isinstance(server, FederationState):
+        raise StudyError(
+            "server must be what the server has learned, got the state of the federation", hint="state.server"
+        )
     if like is not None:
         same_schema(like, batch)
     batch = prepared(method, batch)

@@ -18,7 +18,7 @@ from pyro.distributions import Independent, MaskedDistribution, TorchDistributio
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import StudyError
+from pacbayes_fl.errors import ShapeError, StudyError
 from pacbayes_fl.models.fixed_weights import FixedWeights, observed
 from pacbayes_fl.models.inducing import Inducing
 from pacbayes_fl.models.prior_values import PriorGradients, PriorValues, Pullback, Spreads
@@ -84,6 +84,19 @@ class FunctionModel(ABC):
     @abstractmethod
     def input_dim(self) -> int:
         """Number of input features, d."""
+
+    def check_inputs(self, x: Tensor, clients: int) -> None:
+        """Refuse inputs of another shape: many a kernel takes any number of features.
+
+        Args:
+            x: inputs [K, N, d]; [1, N, d] for the same of all clients.
+            clients: K; 1 for any number.
+
+        Raises:
+            ShapeError: saying what came.
+        """
+        if x.dim() != 3 or x.shape[2] != self.input_dim or len({1, clients, len(x)}) > 2:
+            raise ShapeError(f"x must be [K, N, d] with K={clients}, d={self.input_dim}, got {list(x.shape)}")
 
     @abstractmethod
     def location(self) -> Tensor:

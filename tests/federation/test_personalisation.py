@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pacbayes_fl.errors import DataError
+from pacbayes_fl.errors import DataError, ShapeError, StudyError
 from pacbayes_fl.federation import engine, federation_state, personalisation
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
@@ -38,6 +38,28 @@ def test_joining_compares_the_columns_and_names_the_client() -> None:
     labels = replace(strangers(3), y=strangers(3).y.long())
     with pytest.raises(ValueError, match=r"client 'stranger': y must be torch.float64, got torch.int64"):
         personalisation.join(pac_pfl(3), state.server, labels, 0, like=batch)
+
+
+def test_the_state_of_a_federation_is_not_taken_for_its_server_s() -> None:
+    state = engine.run_rounds(Toy(3), federation(3), FederationPlan(rounds=1))
+    with pytest.raises(StudyError, match=r"got the state of the federation \(state\.server\)"):
+        personalisation.join(Toy(3), state, strangers(3), 0)
+
+
+@pytest.mark.parametrize("name", ["pac-pfl", "pfedgp", "pfedbayes", "fedavg", "fedsi", "cfedbayes", "pac-pfl-bnn"])
+def test_inputs_of_another_shape_are_refused(name: str) -> None:
+    """A kernel takes any number of features, and would say nothing."""
+    method, batch, plan = from_recipe(METHODS[name], 3), federation(3), FederationPlan(rounds=1)
+    with pytest.raises(ShapeError, match="x must "):
+        engine.run_rounds(method, federation(2), plan)
+    server = engine.run_rounds(method, batch, plan).server
+    with pytest.raises(ShapeError, match="x must "):
+        personalisation.join(method, server, strangers(2), 0).predict(strangers(2).x)
+    posterior, x = personalisation.join(method, server, batch, 0), batch.x
+    assert len(posterior.predict(x).log_prob(batch.y)) == len(x)
+    for wrong in (x[0], x[:2], x[..., :2]):
+        with pytest.raises(ShapeError, match=r"x must .*, got"):
+            posterior.predict(wrong)
 
 
 def test_joining_without_rows_predicts_the_prior() -> None:

@@ -14,6 +14,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import ShapeError
 from pacbayes_fl.models.base import WeightModel, WeightPrior
 from pacbayes_fl.models.likelihoods import Likelihood
 from pacbayes_fl.models.weights.layers import Traces, fully_connected, fully_connected_by_row
@@ -138,7 +139,12 @@ class BayesianMLP(BayesianNetwork):
         traces: Traces | None = None,
     ) -> Tensor:
         """Outputs [K, N, C] of the networks; see `BayesianNetwork.forward`."""
-        return fully_connected(rows.x.flatten(2).to(self.dtype), weights, len(self.sizes) - 1, traces)
+        x = rows.x.flatten(2)
+        if x.shape[2] != self.sizes[0]:
+            raise ShapeError(
+                f"x must have the {self.sizes[0]} inputs of the network, sizes[0], got {x.shape[2]} features"
+            )
+        return fully_connected(x.to(self.dtype), weights, len(self.sizes) - 1, traces)
 
     def observation_by_row(
         self, loc: Tensor, scale: Tensor, rows: ClientBatch

@@ -175,7 +175,11 @@ class ParticleProcesses(ABC):
 
         Returns:
             Mixture over particles [K, P, M], in units of y, noise included.
+
+        Raises:
+            ShapeError: when x has another shape.
         """
+        self.model.check_inputs(x, len(self.theta))
         result = self.function(x)
         return replace(result, variances=result.variances + self.model.noise(self.theta, x))
 

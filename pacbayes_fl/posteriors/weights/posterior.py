@@ -12,6 +12,7 @@ from pyro.distributions import Categorical, Normal, TorchDistribution
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import ShapeError
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.classes import ClassMixture, average_log_probs
@@ -142,7 +143,12 @@ def rows_of(x: Tensor, noise: Noise) -> ClientBatch:
 
     Returns:
         The batch, every row real.
+
+    Raises:
+        ShapeError: when x has no feature, or not the clients.
     """
+    if x.dim() < 3 or len(x) != len(noise.ids):
+        raise ShapeError(f"x must be [K, N, *feature] with K={len(noise.ids)}, got {list(x.shape)}")
     blank = torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device)
     names = tuple(map(str, noise.ids))
     return ClientBatch(x, blank, torch.ones_like(blank, dtype=torch.bool), noise.ids, names)

@@ -208,6 +208,18 @@ def test_priors_methods_and_posteriors_survive_a_copy_and_a_pickle(again: Any) -
     assert torch.equal(again(method).hyper_prior.loc, method.hyper_prior.loc)
 
 
+def test_rows_of_other_features_than_the_prior_s_are_refused_where_the_kernel_takes_them() -> None:
+    method = PacPFL(GPyTorchPrior(ConstantMean(), RBFKernel(), 2), particles=2)
+    server = method.init_server(torch.Generator().manual_seed(0))
+    for features in (1, 3):
+        with pytest.raises(ShapeError, match=rf"x must be \[K, N, d\] with K=1, d=2, got \[1, 4, {features}\]"):
+            join(method, server, ClientBatch.pad([(draw(4, features), draw(4))]), seed=1)
+    posterior = join(method, server, ClientBatch.pad([(draw(4, 2), draw(4))] * 3), seed=1)
+    assert posterior.predict(draw(1, 5, 2)).mean.shape == (3, 5)  # the same inputs for every client
+    with pytest.raises(ShapeError, match=r"x must be \[K, N, d\] with K=3, d=2, got \[2, 5, 2\]"):
+        posterior.predict(draw(2, 5, 2))
+
+
 def test_a_class_instead_of_an_object_is_refused() -> None:
     with pytest.raises(
         StudyError, match=r"kernel must be an object of gpytorch's Kernel, got the class RBFKernel \(write"
