@@ -366,7 +366,8 @@ def of_clients(
             what = f"must have (x, y) or (x, y, test x, test y), got {len(parts)} parts"
             raise DataError(what, client=name, hint="a tables.Dataset can hold everything else")
         try:
-            cells = [torch.as_tensor(part).detach().to("cpu", torch.float64) for part in parts]
+            whole = [np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part for part in parts]
+            cells = [torch.as_tensor(part).detach().to("cpu", torch.float64) for part in whole]
         except (TypeError, ValueError, RuntimeError) as error:
             raise DataError(f"its rows are no numbers: {error}", client=name) from error
         for x, y in zip(cells[::2], cells[1::2], strict=True):

@@ -521,6 +521,8 @@ def test_rows_of_a_program_are_held_out_as_given_or_the_last_ones() -> None:
     group = result.groups["existing"]
     assert (rows_of(group.train, 0), rows_of(group.test, 0)) == ([0, 1, 2], [3, 4, 5])
     assert (rows_of(group.train, 1), rows_of(group.test, 1)) == ([0], [1, 2])
+    reversed_rows = tables.of_clients({"a": (X.numpy()[::-1], Y.numpy()[::-1])}, 0.5).groups["existing"]
+    assert (rows_of(reversed_rows.train, 0), rows_of(reversed_rows.test, 0)) == ([5, 4, 3], [2, 1, 0])
     assert [column.name for column in result.features] == ["x_1", "x_2"] and result.target.name == "y"
     assert result.provenance["cut"] == {"by": "rows", "column": None, "last": "0.5"}
     group = tables.of_clients({"a": (X[:4], Y[:4], X[4:], Y[4:])}).groups["existing"]

@@ -140,7 +140,7 @@ class FederatedRegressor(RegressorMixin, FederatedEstimator):
 
     def _encoded(self, y: Values) -> Tensor:
         """Targets are numbers already."""
-        return torch.tensor(y, dtype=torch.float64)
+        return torch.tensor(np.ascontiguousarray(y), dtype=torch.float64)
 
 
 class FederatedClassifier(ClassifierMixin, FederatedEstimator):

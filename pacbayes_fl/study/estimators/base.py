@@ -145,7 +145,7 @@ class FederatedEstimator(BaseEstimator):
         Returns:
             The same, with targets of 0 where there are none.
         """
-        x = torch.tensor(checked.x, dtype=torch.float64)
+        x = torch.tensor(np.ascontiguousarray(checked.x), dtype=torch.float64)  # of reversed rows torch takes none
         y = torch.zeros(len(x), dtype=torch.float64) if checked.y is None else self._encoded(checked.y)
         return Rows(x, y, checked.owners)
 

@@ -164,6 +164,12 @@ def test_odd_rows_are_learned(rows: Any, table: Table) -> None:
     assert np.abs(mean - y).max() <= 10 * np.abs(y).max()
 
 
+def test_reversed_rows_are_rows(table: Table) -> None:
+    x, y, client = table.x[::-1], table.y[::-1], table.client[::-1]
+    model, same = (fl.PacPFLRegressor(**SMALL).fit(*rows) for rows in ((x, y, client), (x.copy(), y.copy(), client)))
+    assert np.array_equal(model.predict(x, groups=client), same.predict(x.copy(), groups=client))
+
+
 class PFedGP(fl.FederatedRegressor, method="pfedgp"):
     """Of a user."""
 
