@@ -45,7 +45,7 @@ def _series(x: Tensor) -> Tensor:
     return z * (x - 2.0 * tail)
 
 
-def binary_kl(q: Tensor, p: Tensor) -> Tensor:
+def binary_kl(q: Tensor | float, p: Tensor | float) -> Tensor:
     """KL divergence of Bernoulli distributions, to a few units in the last place also where q and p are close.
 
     kl(q || p) = q ln(q / p) + (1 - q) ln((1 - q) / (1 - p))
@@ -63,7 +63,7 @@ def binary_kl(q: Tensor, p: Tensor) -> Tensor:
         >>> round(binary_kl(torch.tensor(0.1), torch.tensor(0.2)).item(), 4)
         0.0367
     """
-    q, p = torch.broadcast_tensors(q.double(), p.double())
+    q, p = _doubles(q, p)
     difference = (p - q).detach()
     parts = relative_entropy(
         torch.stack((q, 1.0 - q)), torch.stack((p, 1.0 - p)), torch.stack((difference, -difference))
@@ -129,7 +129,7 @@ def _part(a: Tensor, b: Tensor, difference: Tensor) -> Tensor:
     return torch.where(a == 0, difference, torch.where(x.abs() < 0.5, a * _series(x), far))
 
 
-def kl_inverse_upper(q: Tensor, c: Tensor) -> Tensor:
+def kl_inverse_upper(q: Tensor | float, c: Tensor | float) -> Tensor:
     """Largest p with kl(q || p) <= c, never below it.
 
     Newton's method, then bisection to neighbouring numbers, of which the outer one is returned: as if c were larger by
@@ -148,9 +148,8 @@ def kl_inverse_upper(q: Tensor, c: Tensor) -> Tensor:
         AssumptionError: when q is no probability or c is negative or no number.
 
     Example:
-        >>> import torch
         >>> from pacbayes_fl.bounds import kl_inverse_upper
-        >>> round(kl_inverse_upper(torch.tensor(0.1), torch.tensor(0.05)).item(), 4)
+        >>> round(kl_inverse_upper(0.1, 0.05).item(), 4)
         0.2201
     """
     result: Tensor = _Inverse.apply(*_checked(q, c), _upper)  # type: ignore[no-untyped-call]
@@ -173,7 +172,7 @@ def _upper(q: Tensor, c: Tensor) -> Tensor:
     return torch.where(c == 0, q, _outer(q, c * (1.0 + _SLACK), end, start, newton))
 
 
-def kl_inverse_lower(q: Tensor, c: Tensor) -> Tensor:
+def kl_inverse_lower(q: Tensor | float, c: Tensor | float) -> Tensor:
     """Smallest p with kl(q || p) <= c, never above it; slopes as of `kl_inverse_upper`.
 
     Args:
@@ -187,9 +186,8 @@ def kl_inverse_lower(q: Tensor, c: Tensor) -> Tensor:
         AssumptionError: when q is no probability or c is negative or no number.
 
     Example:
-        >>> import torch
         >>> from pacbayes_fl.bounds import kl_inverse_lower
-        >>> round(kl_inverse_lower(torch.tensor(0.1), torch.tensor(0.05)).item(), 4)
+        >>> round(kl_inverse_lower(0.1, 0.05).item(), 4)
         0.0313
     """
     result: Tensor = _Inverse.apply(*_checked(q, c), _lower)  # type: ignore[no-untyped-call]
@@ -253,8 +251,13 @@ def _at_no_budget(q: Tensor, sign: float) -> Tensor:
     return sign * torch.where(q == (0.0 if sign > 0 else 1.0), 1.0, steep)
 
 
-def _checked(q: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    q, c = torch.broadcast_tensors(q.double(), c.double())
+def _doubles(*numbers: Tensor | float) -> tuple[Tensor, Tensor]:
+    first, second = torch.broadcast_tensors(*(torch.as_tensor(each, dtype=torch.float64) for each in numbers))
+    return first, second
+
+
+def _checked(q: Tensor | float, c: Tensor | float) -> tuple[Tensor, Tensor]:
+    q, c = _doubles(q, c)
     if (wrong := ~((q >= 0) & (q <= 1))).any():
         raise AssumptionError(f"q must be a probability, got {q[wrong][0].item():g}")
     if (wrong := ~(c >= 0)).any():

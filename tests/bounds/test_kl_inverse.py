@@ -64,6 +64,11 @@ def test_the_inverses_have_their_published_values(q: float, c: float, upper: flo
         assert kl_inverse_lower(numbers(q), numbers(c)).item() == pytest.approx(lower, rel=1e-12, abs=1e-300)
 
 
+def test_numbers_need_not_be_tensors() -> None:
+    for function in (binary_kl, kl_inverse_upper, kl_inverse_lower):
+        assert torch.equal(function(0.1, 0.2), function(numbers(0.1), numbers(0.2))[0])
+
+
 def test_a_tensor_is_inverted_entry_by_entry() -> None:
     q, c, upper, _ = (numbers(*(row[i] or 0.0 for row in TABLE)) for i in range(4))
     torch.testing.assert_close(kl_inverse_upper(q, c), upper, rtol=1e-12, atol=0)
