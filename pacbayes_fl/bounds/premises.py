@@ -192,6 +192,11 @@ class Premises:
 
     def __post_init__(self) -> None:
         """Check the values, and that the loss is bounded or said not to be."""
+        if not isinstance(self.prior, Provenance):
+            what = f"prior must say where it came from, a Provenance, got {self.prior!r}"
+            raise AssumptionError(what, hint="such as Provenance('split')")
+        if isinstance(self.loss, str):
+            raise AssumptionError(f"loss must be a loss, got {self.loss!r}", hint="loss_named makes one of a name")
         if not isinstance(self.loss, UnboundedLoss):
             require_bounded(self.loss)
         for name, kind in (("predictor", Predictor), ("average", Average), ("posterior", Posterior)):

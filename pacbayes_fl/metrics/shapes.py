@@ -29,6 +29,10 @@ def require(name: str, tensor: Tensor, pattern: str, **sizes: int) -> dict[str, 
     Raises:
         ShapeError: naming the tensor, the pattern and the shape that came.
     """
+    if not isinstance(tensor, Tensor):
+        raise ShapeError(
+            f"{name} must be a tensor [{pattern}], got {type(tensor).__name__} (torch.as_tensor makes one)"
+        )
     parts = pattern.split()
     open_ended = bool(parts) and parts[-1] == "*"
     if open_ended:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pacbayes_fl.errors import ShapeError
 from pacbayes_fl.plots.style import BLUE, FAINT, NothingToDrawError, panels
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def bound_curve(n: Sequence[float], bounds: Sequence[float], title: str, risk: f
 
     Raises:
         NothingToDrawError: when no bound is finite.
+        ShapeError: when there are more numbers of rows than bounds, or fewer.
         PacBayesFLError: when matplotlib is not installed.
 
     Example:
@@ -37,6 +39,8 @@ def bound_curve(n: Sequence[float], bounds: Sequence[float], title: str, risk: f
         >>> figure.axes[0].get_xlabel(), figure.axes[0].get_xscale()
         ('rows n', 'log')
     """
+    if len(n) != len(bounds):
+        raise ShapeError(f"bounds must be one for each of the {len(n)} numbers of rows n, got {len(bounds)}")
     order = np.argsort(n)
     x, y = np.asarray(n, float)[order], np.asarray(bounds, float)[order]
     if not np.isfinite(y).any():

@@ -43,6 +43,8 @@ def test_what_cannot_be_is_refused() -> None:
         (lambda: Provenance("client-level DP", 0.1, -0.1), "delta of a private prior must be at least 0 and below 1"),
         (lambda: Provenance("row-level DP", 0.1, draws=0), "draws must be at least 1 and a whole number, got 0"),
         (lambda: Provenance("row-level DP", 0.1, rows=1.5), "rows must be at least 1 and a whole number, got 1.5"),  # type: ignore[arg-type]
+        (lambda: Premises("split"), "prior must say where it came from, a Provenance, got 'split'"),  # type: ignore[arg-type]
+        (lambda: Premises(loss="0-1"), "loss must be a loss, got '0-1'"),  # type: ignore[arg-type]
         (lambda: Premises(predictor="oracle"), "predictor must be one of"),  # type: ignore[arg-type]
         (lambda: Premises(average="all"), "average must be one of"),  # type: ignore[arg-type]
         (lambda: Premises(tried=0), "tried must be at least 1 and a whole number, got 0"),

@@ -38,5 +38,7 @@ def test_sizes_of_one_call_serve_the_next() -> None:
 
 
 def test_the_error_names_tensor_pattern_and_shape() -> None:
+    with pytest.raises(ShapeError, match=r"^y must be a tensor \[K N\], got list \(torch\.as_tensor makes one\)$"):
+        require("y", [[0.0]], "K N")  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match=r"^x must be \[K N \*\], got \[6\]$"):
         require("x", torch.zeros(6), "K N *")
