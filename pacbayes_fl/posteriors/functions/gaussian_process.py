@@ -158,6 +158,10 @@ class ParticleProcesses(ABC):
     def _prior(self) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
         return self.model.bind(self.theta)
 
+    def __getstate__(self) -> dict[str, object]:
+        """Give a copy or a pickle all but what is bound, a function that is made again."""
+        return {name: value for name, value in vars(self).items() if name != "_prior"}
+
     @property
     def personal(self) -> bool:
         """A client is conditioned on its own rows."""
