@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any
@@ -17,6 +18,7 @@ from pacbayes_fl.federation import engine, personalisation
 from pacbayes_fl.methods.recipe import Margin
 from pacbayes_fl.posteriors.residuals import held_out_errors, pooled
 from pacbayes_fl.study.data import load
+from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.search import path
 from pacbayes_fl.study.search.path import BLOCKS, Path, deal, follow
@@ -124,19 +126,25 @@ def test_labels_are_dealt_one_by_one() -> None:
         assert all(sorted(y[mask].tolist()) == [0, 1, 2] for y, mask in zip(group.test.y, group.test.mask, strict=True))
 
 
-def test_errors_are_those_of_the_held_out_rows_of_all_federations() -> None:
-    study = tiny("federation.rounds=4", "model.residuals=mixture")
-    result = follow(study, load(study), (2, 4))
-    sent = []
+def federations(study: Study) -> Iterator[list[tuple[tables.Group, Any]]]:
+    """Train the federations of a path by hand: rows of their groups, and posteriors of who trained and who joins."""
     for number in range(path.PARTS):
         part = deal(load(study), study.seed, number)
         assert part is not None
         method, groups = prepare(study, part)
-        state = engine.run_rounds(method, groups["existing"].train, study.plan)
-        for group in groups.values():
-            posterior: Any = personalisation.join(method, state.server, group.train, study.seed)
-            rows, asked = group.train.size, group.test
-            sent.append(held_out_errors(posterior, asked.x, asked.y, asked.mask, rows))
+        assert "new" in groups
+        server = engine.run_rounds(method, groups["existing"].train, study.plan).server
+        yield [(one, personalisation.join(method, server, one.train, study.seed)) for one in groups.values()]
+
+
+def test_errors_are_those_of_the_held_out_rows_of_all_federations() -> None:
+    study = tiny("federation.rounds=4", "model.residuals=mixture")
+    result = follow(study, load(study), (2, 4))
+    sent = [
+        held_out_errors(posterior, group.test.x, group.test.y, group.test.mask, group.train.size)
+        for one in federations(study)
+        for group, posterior in one
+    ]
     torch.testing.assert_close(torch.tensor(result.errors[4], dtype=torch.float64), pooled(torch.cat(sent)))
     assert result.errors.keys() == {2, 4} and result.errors[2] != result.errors[4]
     for other in ("model.residuals=gaussian", "model.residual_share=0"):
@@ -146,22 +154,17 @@ def test_errors_are_those_of_the_held_out_rows_of_all_federations() -> None:
 
 @pytest.mark.parametrize("share", [0, 0.5])
 def test_the_score_is_that_of_federations_without_clients_and_rows(share: float) -> None:
-    """By hand: two federations; those who trained and those who join are asked for their held-out rows."""
+    """Those who trained and those who join are asked for their held-out rows."""
     study = tiny("federation.rounds=4", f"federation.average_last={share}")
     told: list[tuple[int, float]] = []
     result = follow(study, load(study), (2, 4), lambda *one: told.append(one))
     expected = []
-    for number in range(path.PARTS):
-        part = deal(load(study), study.seed, number)
-        assert part is not None
-        method, groups = prepare(study, part)
-        state = engine.run_rounds(method, groups["existing"].train, study.plan)
+    for one in federations(study):
         scores = []
-        for group in groups.values():
-            posterior: Any = personalisation.join(method, state.server, group.train, study.seed)
+        for group, posterior in one:
             density = posterior.predict(group.test.x).log_prob(group.test.y)
             scores += (torch.where(group.test.mask, density.clamp_min(-50.0), 0.0).sum(1) / group.test.size).tolist()
-        assert len(scores) == 4 and "new" in groups
+        assert len(scores) == 4
         expected.append(sum(scores) / 4)
     assert result.scores[4] == pytest.approx(sum(expected) / 2, rel=1e-9) and told == list(result.scores.items())
     assert result.objective == "log_evidence" and result.objectives.keys() == {2, 4} == result.scores.keys()
