@@ -11,7 +11,6 @@ from torch import Tensor
 from pacbayes_fl.bounds.kl_inverse import binary_kl, log_excess, relative_entropy
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.posteriors.functions.conditioning import Conditioned
-from pacbayes_fl.posteriors.functions.gaussian_process import gaussian_kl
 
 _ROUNDING = 1e-6  # of divergences in float32
 _LARGEST = 700.0  # whose exponential is a double
@@ -53,13 +52,15 @@ def _by_coordinate(mean: Tensor, variance: Tensor, other_mean: Tensor, other_var
 
 
 def full_gaussian_kl(mean: Tensor, covariance: Tensor, other_mean: Tensor, other_covariance: Tensor) -> Tensor:
-    """KL divergence between Gaussians with full covariances; see `gaussian_kl`.
+    """KL divergence between Gaussians with full covariances.
+
+    KL(N(a, A) || N(b, B)) = (tr(B^-1 A) + (b - a)' B^-1 (b - a) - n + ln |B| - ln |A|) / 2
 
     Args:
-        mean: [*, n].
-        covariance: [*, n, n], positive definite.
-        other_mean: of the prior [*, n].
-        other_covariance: of the prior [*, n, n], positive definite.
+        mean: a [*, n].
+        covariance: A [*, n, n], positive definite.
+        other_mean: b of the prior [*, n].
+        other_covariance: B of the prior [*, n, n], positive definite.
 
     Returns:
         [*], in nats.
@@ -74,13 +75,18 @@ def full_gaussian_kl(mean: Tensor, covariance: Tensor, other_mean: Tensor, other
         >>> round(full_gaussian_kl(mean, covariance, mean, torch.eye(2)).item(), 4)
         0.8304
     """
-    arguments = [x.double() for x in (mean, covariance, other_mean, other_covariance)]
+    a, wide, b, other_wide = (x.double() for x in (mean, covariance, other_mean, other_covariance))
     try:
-        return gaussian_kl(*arguments)
+        factor, other_factor = torch.linalg.cholesky(wide), torch.linalg.cholesky(other_wide)
     except RuntimeError as error:  # torch's LinAlgError, which it does not export by type
         raise AssumptionError(
             f"both covariances must be positive definite: {error}", hint="leave out the coordinates that are known"
         ) from error
+    spread = torch.linalg.solve_triangular(other_factor, factor, upper=False).square().sum((-2, -1))
+    moved = torch.linalg.solve_triangular(other_factor, (b - a).unsqueeze(-1), upper=False).squeeze(-1)
+    ratio = (other_factor.diagonal(dim1=-2, dim2=-1) / factor.diagonal(dim1=-2, dim2=-1)).log().sum(-1)
+    kl: Tensor = 0.5 * (spread + moved.square().sum(-1) - a.shape[-1]) + ratio
+    return kl
 
 
 def bernoulli_gaussian_kl(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pacbayes_fl.bounds import SaturatingSquare, from_record
+from pacbayes_fl.bounds import SaturatingSquare, from_record, full_gaussian_kl
 from pacbayes_fl.certificates.choice import POWERS
 from pacbayes_fl.certificates.clients import certify
 from pacbayes_fl.certificates.request import Request
@@ -19,7 +19,6 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.noise import Noise, generator_from_text
-from pacbayes_fl.posteriors.functions.gaussian_process import gaussian_kl
 from pacbayes_fl.posteriors.hyper_posterior import SmoothedHyperPosterior
 from pacbayes_fl.posteriors.predictive import LearnedPriors
 from pacbayes_fl.results.certificates import CertifiedRun
@@ -52,7 +51,7 @@ def energy(trained: Trained, theta: Tensor, x: Tensor, y: Tensor, beta: float) -
     for power in (1.0, *POWERS):
         gain = covariance @ torch.linalg.inv(covariance + s2.diag() / power)
         after_mean, after = mean + gain @ (y - mean), covariance - gain @ covariance
-        kl = float(gaussian_kl(after_mean, after + jitter, mean, covariance + jitter))
+        kl = float(full_gaussian_kl(after_mean, after + jitter, mean, covariance + jitter))
         answers.append(float(LOSS.expected(after_mean, after.diagonal(), y).mean()) + kl / beta)
     return min(answers)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import random
 import statistics
@@ -208,6 +209,14 @@ def test_states_survive_being_laid_out_flat(case: Case, d: int) -> None:
     if s.method.federated:  # a checkpoint is read back into the form of the start
         assert bits(tensors.unleaves(start.server, messages.flatten(s.server))) == bits(s.server)
         assert bits(tensors.unleaves(start.clients, messages.flatten(s.clients))) == bits(s.clients)
+
+
+@pairs(tuple(case for case in ALL + LABELLED if "laplace" not in str(case)))  # whose family is made of functions
+def test_what_a_federation_has_learned_can_be_kept_by_torch(case: Case, d: int) -> None:
+    server, file = scene(case, d).server, io.BytesIO()
+    torch.save(server, file)
+    file.seek(0)
+    assert bits(torch.load(file, weights_only=False)) == bits(server)
 
 
 @every_method

@@ -11,6 +11,7 @@ from typing import Final, Literal, NamedTuple
 
 import torch
 from gpytorch.distributions import MultivariateNormal
+from pyro import distributions
 from torch import Tensor
 
 from pacbayes_fl import tensors
@@ -171,6 +172,36 @@ class ParticleProcesses(ABC):
     def function(self, x: Tensor) -> NormalMixture:
         """Values of the function itself at inputs x [K, M, d]: a mixture over particles [K, P, M], in units of y."""
 
+    @abstractmethod
+    def covariance(self, x: Tensor) -> Tensor:
+        """Covariance of the function's values at inputs x [K, M, d]: [K, P, M, M], in squared units of y."""
+
+    def joint(self, x: Tensor) -> distributions.MixtureSameFamily:
+        """Joint distribution of the function's values at some inputs, of which `function` has the marginals.
+
+        p(f*) = sum_p w_p N(f* | mu_p, Sigma_p)      (PAC-PFL eqs. 35 and 37, without the noise of new targets)
+
+        Its draws are functions, each of one particle, as those of GPyTorch's `model(x)` under a single prior. Draws are
+        by torch's global generator, which `torch.manual_seed` sets.
+
+        Args:
+            x: inputs [K, M, d].
+
+        Returns:
+            A mixture with batch shape [K] and event shape [M], in units of y. To what rounding leaves of a covariance
+            jitter is added as to those of rows.
+
+        Raises:
+            ShapeError: when x has another shape.
+        """
+        self.model.check_inputs(x, len(self.theta))
+        marginal = self.function(x)
+        everywhere = torch.ones(marginal.means.shape[::2], dtype=torch.bool, device=x.device)
+        factor = factorise(self.covariance(x), everywhere).cholesky
+        parts = distributions.MultivariateNormal(marginal.means, scale_tril=factor, validate_args=False)
+        weights = distributions.Categorical(logits=marginal.log_weights, validate_args=False)
+        return distributions.MixtureSameFamily(weights, parts, validate_args=False)
+
     def predict(self, x: Tensor) -> NormalMixture:
         """Predictive mixture of new targets (PAC-PFL eqs. 35 and 37): `function` and the noise s_p(x*)^2.
 
@@ -244,6 +275,18 @@ class GPPosterior(ParticleProcesses):
         explained = (cross @ self.whitener.mT).square_().sum(-1)
         return NormalMixture(self.log_weights, mean, (prior_variance - explained).clamp_min_(0.0))
 
+    def covariance(self, x: Tensor) -> Tensor:
+        """Covariance of the function's values; see `function`.
+
+        Args:
+            x: inputs [K, M, d].
+
+        Returns:
+            Sigma_p [K, P, M, M], in squared units of y.
+        """
+        half = self.cross(x)[1] @ self.whitener.mT
+        return self.model.covariance(self.theta, x) - half @ half.mT
+
     def cross(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Prior at new inputs, and between these and the training inputs.
 
@@ -313,31 +356,6 @@ class GPPosterior(ParticleProcesses):
         trace = rows - (noise * precision).sum(-1)
         prior_quadratic = quadratic - (noise * self.alpha.square()).sum(-1)
         return 0.5 * (log_determinant - noise.log().sum(-1) - trace + prior_quadratic)
-
-
-def gaussian_kl(mean: Tensor, covariance: Tensor, other_mean: Tensor, other_covariance: Tensor) -> Tensor:
-    """KL divergence between normal distributions.
-
-    KL(N(a, A) || N(b, B)) = (tr(B^-1 A) + (b - a)' B^-1 (b - a) - n + ln |B| - ln |A|) / 2
-
-    Args:
-        mean: a [*, n].
-        covariance: A [*, n, n], positive definite.
-        other_mean: b [*, n].
-        other_covariance: B [*, n, n], positive definite.
-
-    Returns:
-        [*], in nats.
-
-    Raises:
-        RuntimeError: when a covariance is not positive definite (torch's LinAlgError).
-    """
-    factor, other_factor = torch.linalg.cholesky(covariance), torch.linalg.cholesky(other_covariance)
-    spread = torch.linalg.solve_triangular(other_factor, factor, upper=False).square().sum((-2, -1))
-    moved = torch.linalg.solve_triangular(other_factor, (other_mean - mean).unsqueeze(-1), upper=False).squeeze(-1)
-    ratio = (other_factor.diagonal(dim1=-2, dim2=-1) / factor.diagonal(dim1=-2, dim2=-1)).log().sum(-1)
-    kl: Tensor = 0.5 * (spread + moved.square().sum(-1) - mean.shape[-1]) + ratio
-    return kl
 
 
 def condition(

@@ -72,6 +72,19 @@ class InducingPosterior(ParticleProcesses):
         remaining = (variance - features.square().sum(-1)).clamp_min(0.0)
         return NormalMixture(self.log_weights, mean, remaining + (features @ self.whitener.mT).square().sum(-1))
 
+    def covariance(self, x: Tensor) -> Tensor:
+        """Covariance of the function's values; see `function`.
+
+        Args:
+            x: inputs [K, M, d].
+
+        Returns:
+            Sigma_p [K, P, M, M], in squared units of y.
+        """
+        _, _, features = self.features(x)
+        known = features @ self.whitener.mT
+        return self.model.covariance(self.theta, x) - features @ features.mT + known @ known.mT
+
     def features(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Prior at inputs, and what it shares with the points.
 

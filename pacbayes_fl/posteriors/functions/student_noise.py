@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import torch
+from pyro.distributions import MixtureSameFamily
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
@@ -238,6 +239,10 @@ class StudentPosterior:
     def function(self, x: Tensor) -> NormalMixture:
         """Values of the function itself at inputs x [K, M, d]: a mixture over particles [K, P, M], in units of y."""
         return self.inner.function(x)
+
+    def joint(self, x: Tensor) -> MixtureSameFamily:
+        """Joint distribution of the function's values at inputs x [K, M, d]; see `ParticleProcesses.joint`."""
+        return self.inner.joint(x)
 
     def kl(self) -> Tensor:
         """KL divergence of every particle's q(f) from its prior [K, P], in nats; 0 for a client without rows."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from pacbayes_fl import bounds
 from pacbayes_fl.bounds.divergence import full_gaussian_kl, gp_posterior_kl
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import ShapeError
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.models.functions.gpytorch_prior import GPyTorchPrior
@@ -33,7 +34,6 @@ from pacbayes_fl.posteriors.functions.gaussian_process import (
     condition,
     factorise,
     function_kl,
-    gaussian_kl,
     gaussian_log_evidence,
     inverse,
 )
@@ -149,6 +149,45 @@ def test_equals_exact_gps_in_evaluation_mode() -> None:
                 predictive = gp.likelihood.eval()(gp(x[k]))
             torch.testing.assert_close(mixture.means[k, p], predictive.mean, rtol=1e-9, atol=1e-10)
             torch.testing.assert_close(mixture.variances[k, p], predictive.variance, rtol=1e-9, atol=1e-10)
+
+
+def test_joint_values_are_those_of_exact_gps_and_their_mixture() -> None:
+    model, batch, x = GPyTorchPrior(ConstantMean(), ScaleKernel(RBFKernel()), 2), clients(2), draw(4, 5, 2, seed=5)
+    theta, y = particles(model, 4, 3), draw(4, 5, seed=6)
+    posterior = condition(model, theta, batch)
+    joint = posterior.joint(x)
+    assert joint.batch_shape == (4,) and joint.event_shape == (5,)
+    for k, m in enumerate(SIZES):
+        each = []
+        for p in range(3):
+            named, noise = model.unflatten(theta[k, p]), model.noise(theta[k : k + 1, p : p + 1], x[:1])[0, 0, 0]
+            gp = Reference(batch.x[k, :m], batch.y[k, :m], named, noise).eval()
+            with torch.no_grad(), gpytorch.settings.fast_pred_var(False):
+                function = gp(x[k])
+            torch.testing.assert_close(posterior.covariance(x)[k, p], function.covariance_matrix, rtol=1e-8, atol=1e-9)
+            dense = torch.distributions.MultivariateNormal(function.mean, function.covariance_matrix)
+            each.append(posterior.log_weights[k, p] + dense.log_prob(y[k]))
+        torch.testing.assert_close(joint.log_prob(y)[k], torch.stack(each).logsumexp(0), rtol=1e-6, atol=1e-6)
+    with pytest.raises(ShapeError, match="x must be"):
+        posterior.joint(x[..., :1])
+
+
+@every_model
+def test_draws_of_the_joint_have_its_marginals_and_equal_values_at_equal_inputs(name: str) -> None:
+    model, batch = models()[name], clients(2)
+    x = draw(4, 1, 2, seed=5).expand(4, 3, 2)
+    posterior = condition(model, particles(model, 4, 3), batch)
+    torch.testing.assert_close(
+        posterior.covariance(x).diagonal(dim1=-2, dim2=-1), posterior.function(x).variances, rtol=1e-9, atol=1e-10
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        drawn = posterior.joint(x).sample((4000,))
+    marginal = posterior.function(x)
+    assert drawn.shape == (4000, 4, 3)
+    spread = marginal.variance.sqrt()
+    assert bool(((drawn.mean(0) - marginal.mean).abs() < 5 * spread / 4000**0.5).all())
+    assert bool(((drawn - drawn[..., :1]).abs() < 0.02 * spread).all()), "one function has one value at one input"
 
 
 @every_model
@@ -326,13 +365,13 @@ def test_a_client_that_is_not_finite_fails_alone(name: str) -> None:
 
 def test_kl_of_known_normals() -> None:
     one = [numbers([0.5]), numbers([[0.04]]), numbers([0.0]), numbers([[1.0]])]
-    assert gaussian_kl(*one).item() == pytest.approx(1.2544379124341003, rel=1e-12)
-    assert gaussian_kl(*one[2:], *one[:2]).item() == pytest.approx(13.515562087565897, rel=1e-12)
+    assert full_gaussian_kl(*one).item() == pytest.approx(1.2544379124341003, rel=1e-12)
+    assert full_gaussian_kl(*one[2:], *one[:2]).item() == pytest.approx(13.515562087565897, rel=1e-12)
     a, b = numbers([0.5, -1.0]), numbers([0.0, 0.0])
     cov_a, cov_b = numbers([[0.5, 0.2], [0.2, 0.4]]), numbers([[1.0, 0.3], [0.3, 2.0]])
-    assert gaussian_kl(a, cov_a, b, cov_b).item() == pytest.approx(1.0461250754165132, rel=1e-12)
-    assert gaussian_kl(b, cov_b, a, cov_a).item() == pytest.approx(4.260157647096576, rel=1e-12)
-    assert gaussian_kl(a, cov_a, a, cov_a).item() == pytest.approx(0.0, abs=1e-15)
+    assert full_gaussian_kl(a, cov_a, b, cov_b).item() == pytest.approx(1.0461250754165132, rel=1e-12)
+    assert full_gaussian_kl(b, cov_b, a, cov_a).item() == pytest.approx(4.260157647096576, rel=1e-12)
+    assert full_gaussian_kl(a, cov_a, a, cov_a).item() == pytest.approx(0.0, abs=1e-15)
 
 
 @pytest.mark.parametrize("name", list(models()))
@@ -357,7 +396,7 @@ def test_kl_of_the_posterior_is_that_at_the_rows_and_makes_the_elbo_tight(name: 
             assert got[k, p].item() == pytest.approx(tight.item(), rel=1e-9, abs=1e-9)
             jitter = 1e-10 * torch.eye(rows).double()  # only for the dense check: a smooth kernel is nearly singular
             if name != "deep":
-                dense = gaussian_kl(q_mean, q_covariance + jitter, mean[p], covariance[p] + jitter)
+                dense = full_gaussian_kl(q_mean, q_covariance + jitter, mean[p], covariance[p] + jitter)
                 assert got[k, p].item() == pytest.approx(dense.item(), rel=1e-4)
 
 

@@ -39,6 +39,7 @@ def test_with_all_rows_as_points_it_is_the_exact_posterior(name: str) -> None:
     for ours, theirs in ((found.predict(NEW), exact.predict(NEW)), (found.function(NEW), exact.function(NEW))):
         close(ours.means, theirs.means, 1e-8)
         close(ours.variances, theirs.variances, 1e-8)
+    close(found.covariance(NEW), exact.covariance(NEW), 1e-8)
     close(found.log_weights, exact.log_weights, 1e-8)
     close(found.kl(), exact.kl(), 1e-8)
     real = batch.mask.unsqueeze(1)
@@ -71,6 +72,7 @@ def test_it_predicts_as_titsias_and_its_divergence_is_that_of_the_points_values(
             mean, covariance = dense(found, k, p, NEW[k])
             np.testing.assert_allclose(predicted.means[k, p], mean, rtol=1e-8, atol=1e-8)
             np.testing.assert_allclose(predicted.variances[k, p], covariance.diagonal(), rtol=1e-7, atol=1e-8)
+            np.testing.assert_allclose(found.covariance(NEW)[k, p], covariance, rtol=1e-7, atol=1e-8)
             assert found.kl()[k, p].item() == pytest.approx(divergence(found, k, p), abs=1e-7)
 
 
