@@ -18,14 +18,16 @@ _ERRORS: Final = 10
 """Events that one parameter takes, by the rule of thumb of regressions (Peduzzi et al. 1996)."""
 
 _LEAST: Final = -50.0
-"""Log density from which on a row counts no less, in nats: that of an error of ten standard deviations."""
+"""Log density from which on a row counts no less, in nats: that of an error of ten standard deviations. So does a row
+whose likelihood is no number, density or probability."""
 
 
 class HeldOutScore:
     """Log likelihoods of the held-out rows of all clients.
 
     A row of which every candidate is wrong, such as one with a misplaced decimal mark, would decide for all clients:
-    log densities of numbers count as -50 nats at least.
+    log densities of numbers count as -50 nats at least, and likelihoods that are no numbers, as of a client with an
+    input of 1e30, as -50 nats. Where those of all rows are none, there is no score.
 
     Args:
         group: rows to learn from as its training rows, held-out ones as its test rows.
@@ -76,9 +78,7 @@ class HeldOutScore:
         Returns:
             [clients], in nats, without tempering; NaN for those without such rows.
         """
-        own, client = torch.cat(self._log_probs), torch.cat(self._client)
-        if self._labelled:
-            own = own.gather(-1, torch.cat(self._y).long().unsqueeze(-1)).squeeze(-1)
+        own, client = self._known(self._of_labels(torch.cat(self._log_probs))), torch.cat(self._client)
         count = torch.bincount(client, minlength=self._group.test.clients)
         return own.new_zeros(len(count)).index_add_(0, client, own) / count
 
@@ -107,17 +107,28 @@ class HeldOutScore:
         """
         log_probs, y, weight = (torch.cat(parts) for parts in (self._log_probs, self._y, self._weight))
         if not self._labelled:
-            plain = float((weight * log_probs).sum())
+            plain = float((weight * self._known(log_probs)).sum())
             return plain, 1.0, plain
 
         def likelihood(temperature: float) -> float:
-            own = temper(log_probs, temperature).gather(-1, y.long().unsqueeze(-1)).squeeze(-1)
-            return float((weight * own).sum())
+            return float((weight * self._known(self._of_labels(temper(log_probs, temperature)))).sum())
 
         plain = likelihood(1.0)
         if not tempering or not math.isfinite(plain):
             return plain, 1.0, plain
-        result = best_temperature(log_probs, y, weight)
-        if int((log_probs.argmax(-1) != y).sum()) < _ERRORS:
+        rows = ~log_probs.isnan().any(-1)
+        result = best_temperature(log_probs[rows], y[rows], weight[rows])
+        if int((log_probs.argmax(-1) != y)[rows].sum()) < _ERRORS:
             result = max(result, 1.0)
         return likelihood(result), result, plain
+
+    def _of_labels(self, log_probs: Tensor) -> Tensor:
+        """Take the log probability of every row's own label [M]; log densities are given back."""
+        if not self._labelled:
+            return log_probs
+        return log_probs.gather(-1, torch.cat(self._y).long().unsqueeze(-1)).squeeze(-1)
+
+    def _known(self, own: Tensor) -> Tensor:
+        """Let likelihoods [M] that are no numbers count as unlikely, but where none is a number."""
+        unknown = own.isnan()
+        return own if bool(unknown.all()) else own.masked_fill(unknown, _LEAST)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -552,6 +553,21 @@ def test_held_out_rows_whose_likelihood_is_no_number_are_not_said_to_be_missing(
     study = tiny("method.name=pfedgp", f"{key}=held-out")
     with pytest.warns(UserWarning, match=r", as usual: the likelihood of held-out rows is not finite; check the col"):
         choose(study, load(study))
+
+
+def test_a_client_with_an_input_of_1e30_does_not_take_the_choice_from_all(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    table = [
+        {"client": f"c{k}", "x": 1e30 if k == 0 else at, "y": 2 * at, "split": "test" if j > 9 else "train"}
+        for k in range(6)
+        for j, at in enumerate(random.normal(size=12))
+    ]
+    data = {"source": str(write_csv(tmp_path / "rows.csv", table)), "scale": "none", "duplicate_rows": "allow"}
+    given = {"data": data, "method": {"name": "pfedbayes", "trial_rounds": 2}, "federation": {"rounds": 2}}
+    study = Study.from_table(given, sets=["model.widths=[4]"])
+    _, notes = choose(study, load(study))
+    assert all(score is not None and math.isfinite(score) for score in notes["zeta"]["scores"].values())
+    assert len({*notes["zeta"]["scores"].values()}) > 1
 
 
 @pytest.mark.parametrize("sizes", [(1, 3, 12), (1, 1, 1)], ids=["some", "none"])

@@ -65,6 +65,36 @@ class Certain:
         return ClassMixture(torch.tensor([0.8, 0.15, 0.05]).double().log().expand(*x.shape[:2], 3))
 
 
+class Broken(Certain):
+    """The same, but no number for rows of the client whose inputs are 1."""
+
+    def predict(self, x: torch.Tensor) -> ClassMixture:
+        """Predict rows [K, N, d]."""
+        whole = super().predict(x).log_probs
+        return ClassMixture(torch.where(x[..., :1] == 1, torch.nan, whole))
+
+
+@pytest.mark.parametrize("tempering", [False, True])
+def test_a_client_whose_likelihood_is_no_number_does_not_take_the_choice_from_all(tempering: bool) -> None:
+    labels = torch.tensor([0] * 14 + [1] * 6)
+
+    def held(broken: tuple[float, ...]) -> HeldOutScore:
+        names, ids = tuple(f"c{k}" for k in range(len(broken))), tuple(range(len(broken)))
+        parts = [(torch.full((20, 1), one), labels) for one in broken]
+        rows = ClientBatch.pad(parts, names, ids, classes=3)
+        result = HeldOutScore(scale(tables.Group(rows, rows), untouched(1), torch.device("cpu")))
+        result.add(result.log_prob(Broken(), torch.tensor(ids)), torch.tensor(ids))
+        return result
+
+    alone, beside, all_of_them = held((0.0,)), held((0.0, 1.0)), held((1.0, 1.0))
+    best, temperature, plain = alone.score(tempering)
+    assert (temperature > 1.0) == tempering
+    expected = ((best - 50.0) / 2, temperature, (plain - 50.0) / 2)
+    assert beside.score(tempering) == pytest.approx(expected)
+    assert beside.by_client().tolist() == pytest.approx([plain, -50.0]) and [*beside.below_chance()] == ["c1"]
+    assert math.isnan(all_of_them.score(tempering)[0]) and bool(all_of_them.by_client().isnan().all())
+
+
 def test_labels_below_chance_are_those_of_clients_by_name() -> None:
     names, labels = ("a", "b", "c"), ([0, 0, 1], [2, 2], [1, 0])
     rows = ClientBatch.pad([(torch.zeros(len(y), 1), torch.tensor(y)) for y in labels], names, classes=3)
