@@ -189,7 +189,7 @@ class ParticleProcesses(ABC):
 
         Returns:
             A mixture with batch shape [K] and event shape [M], in units of y. To what rounding leaves of a covariance
-            jitter is added as to those of rows.
+            jitter is added as to those of rows; NaN where it stays indefinite.
 
         Raises:
             ShapeError: when x has another shape.
@@ -197,8 +197,9 @@ class ParticleProcesses(ABC):
         self.model.check_inputs(x, len(self.theta))
         marginal = self.function(x)
         everywhere = torch.ones(marginal.means.shape[::2], dtype=torch.bool, device=x.device)
-        factor = factorise(self.covariance(x), everywhere).cholesky
-        parts = distributions.MultivariateNormal(marginal.means, scale_tril=factor, validate_args=False)
+        factor = factorise(self.covariance(x), everywhere)
+        half = torch.where(factor.ok[..., None, None], factor.cholesky, torch.nan)
+        parts = distributions.MultivariateNormal(marginal.means, scale_tril=half, validate_args=False)
         weights = distributions.Categorical(logits=marginal.log_weights, validate_args=False)
         return distributions.MixtureSameFamily(weights, parts, validate_args=False)
 

@@ -170,6 +170,8 @@ def test_joint_values_are_those_of_exact_gps_and_their_mixture() -> None:
         torch.testing.assert_close(joint.log_prob(y)[k], torch.stack(each).logsumexp(0), rtol=1e-6, atol=1e-6)
     with pytest.raises(ShapeError, match="x must be"):
         posterior.joint(x[..., :1])
+    known = replace(posterior, whitener=100 * posterior.whitener)
+    assert bool(known.joint(x).sample().isnan().any(-1).all()), "no factor stands in for one of no covariance"
 
 
 @every_model
