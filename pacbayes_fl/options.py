@@ -11,10 +11,11 @@ import dataclasses
 import inspect
 import math
 import re
+import sys
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import (
     Any,
     Final,
@@ -57,16 +58,27 @@ class OpenNames(tuple[str, ...]):
         return super().__contains__(name) or (isinstance(name, str) and ":" in name)
 
 
-def packaged(group: str) -> tuple[str, ...]:
-    """Name what installed packages add to a table of records; nothing is imported.
+class Packaged:
+    """What installed packages add to a table of records; none of it is loaded.
 
     Args:
         group: of their entry points, such as "pacbayes_fl.partitions".
-
-    Returns:
-        Names.
     """
-    return tuple(entry_points(group=group).names)
+
+    def __init__(self, group: str) -> None:
+        """Nothing is looked through yet."""
+        self._group = group
+        self._found: tuple[list[str], dict[str, EntryPoint]] = ([], {})  # of a path to import from
+
+    def entries(self) -> dict[str, EntryPoint]:
+        """Find the records; packages are looked through again when `sys.path` has changed.
+
+        Returns:
+            Entry points by name.
+        """
+        if self._found[0] != sys.path:
+            self._found = ([*sys.path], {entry.name: entry for entry in entry_points(group=self._group)})
+        return dict(self._found[1])
 
 
 @dataclass(frozen=True)

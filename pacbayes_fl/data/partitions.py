@@ -14,7 +14,7 @@ from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.images import Images
 from pacbayes_fl.data.partition import Counts, LabelGroups, Parts
 from pacbayes_fl.errors import DataError
-from pacbayes_fl.options import OpenNames, by_name, option, packaged
+from pacbayes_fl.options import OpenNames, Packaged, by_name, option
 
 Pool = Literal["merged", "official"]
 
@@ -243,6 +243,8 @@ PARTITIONS: Mapping[str, Partition] = by_name(
 GROUP: Final = "pacbayes_fl.partitions"
 """Of the entry points by which installed packages add partitions."""
 
+_PACKAGED: Final = Packaged(GROUP)
+
 
 def names() -> OpenNames:
     """Name all partitions, those of installed packages among them, of which none is imported.
@@ -250,4 +252,4 @@ def names() -> OpenNames:
     Returns:
         The names.
     """
-    return OpenNames(dict.fromkeys((*PARTITIONS, *packaged(GROUP))))
+    return OpenNames(dict.fromkeys((*PARTITIONS, *_PACKAGED.entries())))

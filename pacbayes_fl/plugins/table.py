@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from importlib import metadata
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 from typing import Generic, TypeVar
 
 from pacbayes_fl.errors import StudyError, shown
+from pacbayes_fl.options import Packaged
 from pacbayes_fl.plugins.references import Loaded, Reference, load_file, load_module, reference
 from pacbayes_fl.settings import nearest
 
@@ -37,10 +37,9 @@ class OpenTable(Mapping[str, Record], Generic[Record]):
         record: Callable[[object, ModuleType, str], Record | None],
     ) -> None:
         """Nothing is loaded yet."""
-        self._known, self._group, self._record = known, group, record
+        self._known, self._packaged, self._record = known, Packaged(group), record
         self._where, self._expected = where, expected
         self._made: dict[tuple[str, str], Record] = {}
-        self._entries: tuple[list[str], dict[str, metadata.EntryPoint]] = ([], {})  # of a path to import from
 
     def __getitem__(self, name: str) -> Record:
         """Give a record.
@@ -67,12 +66,12 @@ class OpenTable(Mapping[str, Record], Generic[Record]):
         """Whether a study may say this name; nothing is imported, so that a reference may yet lead to nothing."""
         if not isinstance(name, str):
             return False
-        return name in self._known() or reference(name) is not None or name in self.entries()
+        return name in self._known() or reference(name) is not None or name in self._packaged.entries()
 
     def __iter__(self) -> Iterator[str]:
         """Go through the names of built-in records, then through those of installed packages."""
         yield from self._known()
-        yield from (name for name in self.entries() if name not in self._known())
+        yield from (name for name in self._packaged.entries() if name not in self._known())
 
     def __len__(self) -> int:
         """Number of names."""
@@ -83,24 +82,15 @@ class OpenTable(Mapping[str, Record], Generic[Record]):
         """The built-in records."""
         return self._known()
 
-    def entries(self) -> dict[str, metadata.EntryPoint]:
-        """Find the records of installed packages; packages are looked through again when `sys.path` has changed.
-
-        Returns:
-            Entry points by name, not loaded.
-        """
-        if self._entries[0] != sys.path:
-            found = {entry.name: entry for entry in metadata.entry_points(group=self._group)}
-            self._entries = ([*sys.path], found)
-        return dict(self._entries[1])
-
     def listing(self) -> list[tuple[str, str]]:
         """List the entries of installed packages.
 
         Returns:
             Names, each with the package that brings it.
         """
-        return [(name, _package(entry)) for name, entry in self.entries().items() if name not in self._known()]
+        return [
+            (name, _package(entry)) for name, entry in self._packaged.entries().items() if name not in self._known()
+        ]
 
     @property
     def expected(self) -> str:
@@ -141,7 +131,7 @@ class OpenTable(Mapping[str, Record], Generic[Record]):
     def _loaded(self, name: str) -> tuple[Loaded, Reference]:
         result = reference(name)
         if result is None:
-            entry = self.entries().get(name)
+            entry = self._packaged.entries().get(name)
             result = None if entry is None else reference(entry.value.replace(" ", ""))
             if result is None:
                 raise KeyError(name)
@@ -166,7 +156,7 @@ class OpenTable(Mapping[str, Record], Generic[Record]):
         return record
 
 
-def _package(entry: metadata.EntryPoint) -> str:
+def _package(entry: EntryPoint) -> str:
     return f"of the package {entry.dist.name}" if entry.dist is not None else f"from {entry.value}"
 
 

@@ -105,7 +105,8 @@ def why_left_out(values: Values, where: Sequence[str]) -> str:
     known = [(str(value).strip(), at) for value, at in zip(values, where, strict=True) if not cells.is_gap(value)]
     if dates([value for value in values if not cells.is_gap(value)]):
         return "it holds dates; --time names the times of the rows"
-    odd, unread = _odd({word for word, _ in known}), unread_numbers(words(values))
+    odd = _odd({word for word, _ in known})
+    unread = unread_numbers(odd)
     if unread or mostly_numbers(values):
         (word, place), *others = [one for one in known if one[0] in odd]
         more = "" if not others else ", nor is one more" if len(others) == 1 else f", nor are {len(others)} more"
@@ -180,15 +181,14 @@ def not_target(name: str, values: Values, taken: str) -> str:
     Returns:
         The remark.
     """
-    held, what = words(values), "words"
-    if dates([value for value in values if not cells.is_gap(value)]) or like_dates(held):
-        what = "dates"
-    elif unread := unread_numbers(held):
-        what = f"{unread!r}"
+    held = words(values)
+    dated = dates([value for value in values if not cells.is_gap(value)]) or like_dates(held)
+    unread = None if dated else unread_numbers(held)
+    what = "dates" if dated else "words" if unread is None else repr(unread)
     said = f"column {name!r} holds {what} and was not taken for the target, but {taken!r}, the last of numbers"
-    if what not in ("dates", "words"):
+    if unread is not None:
         return f"{said}; {_PLAINLY}"
-    if what == "words" and len(held) <= class_labels.FEW:
+    if not dated and len(held) <= class_labels.FEW:
         return f"{said}; {class_labels.numbered(held)}, and then --target {name} --method pfedbayes learns them"
     return f"{said}; --target names another"
 

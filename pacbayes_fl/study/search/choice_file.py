@@ -47,9 +47,9 @@ def recall(study: Study, folder: Path) -> tuple[Study, JsonTable]:
     Raises:
         DataError: when the choice cannot be read.
     """
-    notes = kept(folder)
-    if not study.held_out or not notes:
+    if not study.held_out or not (folder / FILE).is_file():
         return study, {}
+    notes = kept(folder)
     try:
         for asked in study.held_out:
             value = notes[asked.key]["chosen"]

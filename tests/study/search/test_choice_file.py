@@ -32,7 +32,9 @@ def test_residuals_of_held_out_rows_are_those_that_chose_the_rounds() -> None:
         assert choice_file.errors_of(notes) is None
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", '{"federation.rounds": {}}', '{"federation.rounds": {"chosen": "two"}}'])
+@pytest.mark.parametrize(
+    "text", ["{", "{}", "[1]", '{"federation.rounds": {}}', '{"federation.rounds": {"chosen": "two"}}']
+)
 def test_a_damaged_choice_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / choice_file.FILE).write_text(text)
     with pytest.raises(DataError, match=r"choice\.json cannot be read"):
