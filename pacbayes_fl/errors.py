@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from typing import Final, ParamSpec, TypeVar
 
 from pacbayes_fl.names import printable
 
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+
 _LONGEST: Final = 2000  # characters of a message: whatever came in a file may stand in it
+_SEVERAL: Final = re.compile(r"(Sequence|Collection|Iterable)\[.+\]( \| None)?")  # an annotation
 
 
 UNREADABLE: Final = (
@@ -169,3 +174,42 @@ def caller_stacklevel() -> int:
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).split(".")[0] in ours:
         level, frame = level + 1, frame.f_back
     return level
+
+
+def several(name: str, value: object) -> None:
+    """Refuse one value where several are meant: a text would be read letter by letter.
+
+    Args:
+        name: of the argument.
+        value: what came.
+
+    Raises:
+        StudyError: when it is a text, or nothing that holds values.
+    """
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        one = f'["{value}"]' if isinstance(value, str) else f"[{shown(value, 40)}]"
+        raise StudyError(f"{name} must be a list, got {shown(value)}", hint=f"write {one} for one alone")
+
+
+def kinds_checked(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
+    """Have a function refuse, before all else, one value where several are meant.
+
+    Args:
+        function: of which it reads the annotations: `Sequence`, `Collection` or `Iterable` of something are several;
+            None passes.
+
+    Returns:
+        The function, which raises StudyError naming the argument.
+    """
+    places = {name: at for at, name in enumerate(function.__code__.co_varnames)}
+    kinds = {name: str(kind) for name, kind in function.__annotations__.items() if name in places}
+    lists = [(name, places[name]) for name, kind in kinds.items() if _SEVERAL.fullmatch(kind)]
+
+    @wraps(function)
+    def call(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
+        for name, at in lists:
+            if (value := args[at] if at < len(args) else kwargs.get(name)) is not None:
+                several(name, value)
+        return function(*args, **kwargs)
+
+    return call

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import doctest
 import inspect
+import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
@@ -77,3 +80,69 @@ def test_a_public_function_has_an_example(name: str) -> None:
     """That it runs is tested with those of all docstrings (tests/docs/test_doctests.py)."""
     text = inspect.getdoc(attrgetter(name)(pacbayes_fl)) or ""
     assert len(doctest.DocTestParser().get_examples(text)) >= 3
+
+
+SEVERAL = re.compile(
+    r"(Sequence|Collection|Iterable)\[(str|float|Result|CertifiedRun|Study|Metric|Callback)\]( \| None)?"
+)
+ONE = {"str": "abc", "float": 0.5}
+
+
+def _functions(name: str, value: object) -> Iterator[tuple[str, Callable[..., object]]]:
+    """Yield all that the package offers to call: functions, those of its modules, and methods but for Python's own."""
+    if inspect.ismodule(value):
+        for each in getattr(value, "__all__", [one for one in vars(value) if not one.startswith("_")]):
+            inner = getattr(value, each)
+            home = inner.__name__ if inspect.ismodule(inner) else getattr(inner, "__module__", "")
+            if str(home).startswith(value.__name__):
+                yield from _functions(f"{name}.{each}", inner)
+    elif inspect.isclass(value):
+        methods = {each: getattr(value, each, None) for each in dir(value) if not each.startswith("_")}
+        yield from ((f"{name}.{each}", method) for each, method in methods.items() if inspect.isroutine(method))
+    elif callable(value):
+        yield name, value
+
+
+def _arguments(pattern: re.Pattern[str]) -> list[tuple[str, Callable[..., object], str, re.Match[str]]]:
+    return [
+        (f"{name}({argument})", function, argument, match)
+        for public in pacbayes_fl.__all__
+        for name, function in _functions(public, getattr(pacbayes_fl, public))
+        for argument, kind in getattr(function, "__annotations__", {}).items()
+        if argument != "return" and isinstance(kind, str) and (match := pattern.fullmatch(kind))
+    ]
+
+
+def _call(function: Callable[..., object], argument: str, value: object) -> None:
+    """Call a function with a value for one argument, and with nothing that could be used for all that it needs."""
+    needed = [one for one in inspect.signature(function).parameters.values() if one.default is one.empty]
+    named = {one.name: None for one in needed if one.kind is not one.VAR_KEYWORD}
+    function(**{**named, argument: value})
+
+
+@pytest.mark.parametrize(
+    ("function", "argument", "kind"),
+    [pytest.param(function, argument, match[2], id=name) for name, function, argument, match in _arguments(SEVERAL)],
+)
+def test_one_value_where_several_are_meant_is_refused_with_what_to_write(
+    function: Callable[..., object], argument: str, kind: str
+) -> None:
+    with pytest.raises(pacbayes_fl.PacBayesFLError, match=rf"^{argument} must be a list, got .*write \["):
+        _call(function, argument, ONE.get(kind, object()))
+
+
+@pytest.mark.parametrize("field", ["tasks", "options", "run", "comparison", "boxes"])
+def test_a_metric_refuses_one_text_where_several_are_meant(field: str) -> None:
+    with pytest.raises(pacbayes_fl.PacBayesFLError, match=rf'^{field} must be a list, got .*write \["rmse"\]'):
+        replace(pacbayes_fl.metrics.METRICS["rmse"], **{field: "rmse"})
+
+
+def test_a_bound_refuses_one_text_where_several_are_meant() -> None:
+    with pytest.raises(pacbayes_fl.PacBayesFLError, match=r'^needs must be a list, got .*write \["risk"\]'):
+        replace(pacbayes_fl.bounds.BOUNDS[next(iter(pacbayes_fl.bounds.BOUNDS))], needs="risk")
+
+
+def test_the_law_of_several_values_sees_all_kinds_of_functions() -> None:
+    names = {name for name, *_ in _arguments(SEVERAL)}
+    some = "score(clients)", "Study.from_toml(sets)", "plots.save_all(formats)", "bounds.Certificate.to_latex(names)"
+    assert names > {*some, "ClientBatch.stack(names)", "plots.box_plots(results)", "testing.check_method(without)"}

@@ -19,7 +19,7 @@ from torch import Tensor
 from pacbayes_fl.bounds.certificate import Certificate, Formula, MonteCarlo
 from pacbayes_fl.bounds.checks import Number
 from pacbayes_fl.bounds.premises import Average, Posterior, Premises
-from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.errors import AssumptionError, several
 
 World = Literal[
     "fair coins",
@@ -153,6 +153,7 @@ class Bound:
         gaps = [how for attribute, how in _TO_STATE.items() if getattr(self, attribute) is None]
         if gaps:
             raise AssumptionError(f"{own} leaves out {len(gaps)} of its attributes", hint="; ".join(gaps))
+        several("needs", self.needs)
         if problems := list(self._problems()):
             raise AssumptionError(f"{own} does not fit its function: {'; '.join(problems)}", hint="see `bounds.Bound`")
 

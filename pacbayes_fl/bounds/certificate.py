@@ -22,7 +22,7 @@ from pacbayes_fl.bounds.checks import NO_INNER, Number, checked, probability, re
 from pacbayes_fl.bounds.losses import require_bounded
 from pacbayes_fl.bounds.plain import plain, premises_record, renamed
 from pacbayes_fl.bounds.premises import Premises, Provenance
-from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.errors import AssumptionError, kinds_checked
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.names import as_html
 from pacbayes_fl.results.certificates import rounded_up
@@ -169,6 +169,7 @@ class Certificate:
         """Write `to_dict` as JSON."""
         return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
 
+    @kinds_checked
     def to_latex(self, names: Sequence[str] = (), header: bool = True) -> str:
         r"""Write a row of a LaTeX table for every client: name, empirical risk, KL, rows and the bound, rounded up.
 

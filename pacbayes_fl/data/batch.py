@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from pacbayes_fl.errors import DataError, counted
+from pacbayes_fl.errors import DataError, caller_stacklevel, counted, kinds_checked
 from pacbayes_fl.names import as_html, printable
 
 
@@ -158,6 +158,7 @@ class ClientBatch:
         return self.mask.sum(1, dtype=torch.float64)
 
     @classmethod
+    @kinds_checked
     def pad(
         cls,
         clients: Sequence[tuple[Tensor, Tensor]],
@@ -216,10 +217,11 @@ class ClientBatch:
         came = {x.dtype for x, _ in clients} | ({y.dtype for _, y in clients} if classes is None else set())
         odd = sorted(str(kind) for kind in came - {torch.float32, torch.float64})
         if odd:
-            warnings.warn(f"inputs of {', '.join(odd)} were converted to {dtype}", stacklevel=2)
+            warnings.warn(f"inputs of {', '.join(odd)} were converted to {dtype}", stacklevel=caller_stacklevel())
         return batch
 
     @classmethod
+    @kinds_checked
     def stack(cls, clients: Sequence[tuple[Tensor, Tensor]], names: Sequence[str], ids: Sequence[int]) -> ClientBatch:
         """Pad rows that were checked before; dtypes and device stay those of the first client.
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pacbayes_fl import files
-from pacbayes_fl.errors import StudyError
+from pacbayes_fl.errors import StudyError, kinds_checked
 from pacbayes_fl.plots import certificates
 from pacbayes_fl.plots.bounds import bound_curve
 from pacbayes_fl.plots.calibration import calibration_curve
@@ -81,6 +81,7 @@ FIGURES: Mapping[str, Callable[[Result], Figure]] = MappingProxyType(
 _DATE = MappingProxyType({"svg": "Date", "pdf": "CreationDate"})  # what would differ from one day to the next
 
 
+@kinds_checked
 def save_all(
     result: Result,
     folder: Path | str,
@@ -109,6 +110,7 @@ def save_all(
     return _save({name: partial(draw, result) for name, draw in figures.items()}, Path(folder), formats, look)
 
 
+@kinds_checked
 def save_certificates(
     tables: Sequence[CertifiedRun],
     folder: Path | str,
@@ -134,6 +136,7 @@ def save_certificates(
     return _save(figures, Path(folder), formats, look)
 
 
+@kinds_checked
 def save_bound(
     n: Sequence[float], bounds: Sequence[float], path: Path | str, title: str, risk: float | None = None
 ) -> Path:
@@ -159,6 +162,7 @@ def save_bound(
     return path
 
 
+@kinds_checked
 def save_joint(
     results: Sequence[Result], folder: Path | str, formats: Sequence[str] = ("png", "svg"), look: Look = SCREEN
 ) -> list[Path]:

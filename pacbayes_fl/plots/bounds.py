@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pacbayes_fl.errors import ShapeError
+from pacbayes_fl.errors import ShapeError, kinds_checked
 from pacbayes_fl.plots.style import BLUE, FAINT, NothingToDrawError, panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+@kinds_checked
 def bound_curve(n: Sequence[float], bounds: Sequence[float], title: str, risk: float | None = None) -> Figure:
     """Draw a bound against the number of rows, all its other numbers the same.
 

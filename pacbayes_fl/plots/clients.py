@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from pacbayes_fl.errors import StudyError
+from pacbayes_fl.errors import StudyError, kinds_checked
 from pacbayes_fl.names import shortened
 from pacbayes_fl.plots.style import (
     CYCLE,
@@ -38,6 +38,7 @@ _NAMED = 2  # outliers of a box
 _APART = 0.12  # of the range, that two names need
 
 
+@kinds_checked
 def box_plots(results: Sequence[Result], metrics: Sequence[str] | None = None) -> Figure:
     """Draw the spread of metrics over clients, method beside method (PAC-PFL, Figure 2).
 
@@ -120,6 +121,7 @@ def client_boxes(result: Result) -> Figure:
     return figure
 
 
+@kinds_checked
 def particle_ablation(results: Sequence[Result], metric: str | None = None, group: str = "existing") -> Figure:
     """Draw a metric against the number of SVGD particles (PAC-PFL, Figure 3).
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pacbayes_fl.errors import kinds_checked
 from pacbayes_fl.plots.style import (
     CYCLE,
     INK,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+@kinds_checked
 def convergence_curves(results: Sequence[Result]) -> Figure:
     """Draw the test accuracy of several runs against the round (pFedBayes journal, Figure 4).
 

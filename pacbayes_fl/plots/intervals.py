@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pacbayes_fl.errors import kinds_checked
 from pacbayes_fl.plots.style import CYCLE, INK, NothingToDrawError, joint_title, metric_label, panels, seed_count
 from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.comparison import Cell, compared_columns, direction, table
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _ROW = 0.28  # inches of a method
 
 
+@kinds_checked
 def interval_plot(results: Sequence[Result], metrics: Sequence[str] | None = None) -> Figure:
     """Draw the mean of each method with its 95 % bootstrap interval, a row of panels per metric.
 

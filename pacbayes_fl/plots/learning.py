@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pacbayes_fl.errors import listed
+from pacbayes_fl.errors import kinds_checked, listed
 from pacbayes_fl.plots.style import (
     BLUE,
     CYCLE,
@@ -28,6 +28,7 @@ _SPARSE = 40  # points up to which each has a marker
 _NAMED = 3  # dropped clients that a legend names
 
 
+@kinds_checked
 def learning_curve(result: Result, values: Sequence[str] | None = None) -> Figure:
     """Draw numbers of the rounds against the round, one panel each, with the rounds that dropped a client marked.
 

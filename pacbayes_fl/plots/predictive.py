@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pacbayes_fl.errors import StudyError
+from pacbayes_fl.errors import StudyError, kinds_checked
 from pacbayes_fl.plots.style import (
     FAINT,
     GROUP_COLOURS,
@@ -37,6 +37,7 @@ _COLUMNS = 2
 _DAY = 86_400.0  # seconds
 
 
+@kinds_checked
 def predictive_bands(result: Result, clients: Sequence[str] | None = None, rows: int = 168) -> Figure:
     """Draw the predictive mean and 95 % band of a few clients with their training and test points (PAC-PFL, Figure 6).
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from pacbayes_fl.errors import kinds_checked
 from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.plots.style import (
     CYCLE,
@@ -52,6 +53,7 @@ class _Point(NamedTuple):
     high: float
 
 
+@kinds_checked
 def privacy_utility(results: Sequence[Result], metric: str | None = None) -> Figure:
     """Draw a metric against the epsilon that was spent, a line per mechanism (as PAC-PFL, Figure 4).
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pacbayes_fl.errors import kinds_checked
 from pacbayes_fl.plots.style import CYCLE, MODEL_LINES, NothingToDrawError, joint_title, panels, run_names, seed_count
 from pacbayes_fl.results.metrics import MODELS, headline
 from pacbayes_fl.results.records import Result
@@ -33,6 +34,7 @@ def kept_share(result: Result) -> float | None:
     return round(last, 2) if math.isfinite(last) else None
 
 
+@kinds_checked
 def sparsity_curve(results: Sequence[Result], group: str = "existing") -> Figure:
     """Draw accuracy against the share of weights kept (pFedBayes journal, Tables 2 and 5).
 

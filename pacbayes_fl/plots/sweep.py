@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pacbayes_fl.errors import StudyError
+from pacbayes_fl.errors import StudyError, kinds_checked
 from pacbayes_fl.plots.style import CYCLE, NothingToDrawError, joint_title, metric_label, panels, seed_count
 from pacbayes_fl.results.bootstrap import nested_bootstrap
 from pacbayes_fl.results.metrics import headline_column
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+@kinds_checked
 def sweep_curve(results: Sequence[Result], metric: str | None = None, group: str = "existing") -> Figure:
     """Draw a metric against the value that was varied (FedSI, Figures 3 and 6; PAC-PFL, Figure 3), a line per method.
 

@@ -11,6 +11,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from pacbayes_fl.errors import several
 from pacbayes_fl.files import JsonMapping, JsonTable
 
 if TYPE_CHECKING:
@@ -108,6 +109,11 @@ class Metric:
     search: str = ""
     summed: Literal["loss", "log density", ""] = ""
     values: JsonMapping = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse a lone text where several are meant."""
+        for name in ("tasks", "options", "run", "comparison", "boxes"):
+            several(name, getattr(self, name))
 
     def __call__(self, predictive: object, y: Tensor, mask: Tensor) -> Tensor:
         """Score predictions.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pacbayes_fl import files, pages, plots, settings
-from pacbayes_fl.errors import PacBayesFLError, StudyError, listed, one_line
+from pacbayes_fl.errors import PacBayesFLError, StudyError, kinds_checked, listed, one_line
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.names import to_cell
@@ -36,6 +36,7 @@ COMPARISON: Final = "comparison.json"
 _FINISHED: Final = ("device", "threads", "checkpoint_every")  # in what a finished run may differ
 
 
+@kinds_checked
 def compare(
     studies: Sequence[Study],
     seeds: int,
@@ -218,6 +219,7 @@ def _finished(folder: Path | None) -> bool:
     return all(intact(folder, name) for name in again)
 
 
+@kinds_checked
 def varied(path: Path | str, key: str, values: Sequence[str], sets: Sequence[str] = ()) -> list[Study]:
     """Read a study once for each of several values.
 

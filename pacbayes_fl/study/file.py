@@ -13,7 +13,7 @@ from typing import Any
 from pacbayes_fl import settings
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.user_tables import Task
-from pacbayes_fl.errors import PrivacyError, StudyError, caller_stacklevel, shown
+from pacbayes_fl.errors import PrivacyError, StudyError, caller_stacklevel, kinds_checked, shown
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods import HeldOutChoice, Recipe
@@ -68,6 +68,7 @@ class Study:
         """The recipe of the study's method."""
         return self.instances.recipes.get(self.method.name) or METHODS[self.method.name]
 
+    @kinds_checked
     def with_instances(
         self,
         *,
@@ -143,6 +144,7 @@ class Study:
         return FederationPlan(seed=self.seed, **values)
 
     @classmethod
+    @kinds_checked
     def from_table(
         cls,
         table: JsonMapping,
@@ -191,9 +193,8 @@ class Study:
                 raise StudyError(f"{where}: unknown key {shown(key)}", hint=settings.nearest(key, valid))
             if key in tables and not isinstance(value, Mapping):
                 raise StudyError(f"{where}: {key} must be a table, got {shown(value)}", hint=f"set {key}.KEY to VALUE")
-        chosen = full.get("method", {})
+        chosen, methods = full.get("method", {}), full.get("methods", {})
         name, preset = chosen.get("name", "pac-pfl"), chosen.get("preset", "recommended")
-        methods = full.get("methods", {})
         recipes = ChainMap({**instances.recipes}, METHODS)  # type: ignore[arg-type]
         for known in (str(name), *methods):
             if known not in recipes:
@@ -220,8 +221,7 @@ class Study:
         layered = settings.merge(usual, stated)
         options = {key: value for key, value in layered.get("method", {}).items() if key not in ("name", "preset")}
         data = settings.parse(DataPart, layered.get("data", {}), f"{where} [data]")
-        source = sources.find(data.source)
-        if name in METHODS and (data.task == "classification" or (source is not None and source.classes)):
+        if name in METHODS and (data.task == "classification" or getattr(sources.find(data.source), "classes", False)):
             check_task(name, classification=True)
         parts: JsonTable = {
             part: settings.parse(kind, layered.get(part, {}), f"{where} [{part}]") for part, kind in PARTS
@@ -242,6 +242,7 @@ class Study:
         return cls(_name(full.get("name", where), where), seed, **parts)
 
     @classmethod
+    @kinds_checked
     def from_toml(cls, path: Path | str, sets: Sequence[str] = ()) -> Study:
         """Read a study from a TOML file, or a bundled one by its name.
 
@@ -270,9 +271,8 @@ class Study:
         """
         parts = [one.name for one in fields(self) if one.name not in ("instances", "unsaid")]
         table: JsonTable = {part: settings.plain(getattr(self, part)) for part in parts}
-        table["method"] = {"name": self.method.name, "preset": self.method.preset} | settings.as_table(
-            self.method.options
-        )
+        chosen = {"name": self.method.name, "preset": self.method.preset}
+        table["method"] = chosen | settings.as_table(self.method.options)
         if self.privacy.randomness == "simulation":
             part = table["privacy"]
             table["privacy"] = {SIMULATED_EPSILON if key == "epsilon" else key: part[key] for key in part}
@@ -400,8 +400,7 @@ def _check_private(part: object, where: str) -> None:
 
 def _model(method: object) -> str | None:
     """Say what the model of a method is; nothing of a name that is not known."""
-    recipe = METHODS.get(str(method))
-    return None if recipe is None else recipe.model
+    return recipe.model if (recipe := METHODS.get(str(method))) is not None else None
 
 
 def _check_own(method: str, own: Any, where: str) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pacbayes_fl.data import user_images, user_tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import DataError, NumericalError, StudyError, caller_stacklevel, counted, listed
+from pacbayes_fl.errors import DataError, NumericalError, StudyError, caller_stacklevel, counted, kinds_checked, listed
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.names import as_html, to_cell
@@ -204,6 +204,7 @@ def levels_of(quantiles: Sequence[float]) -> dict[str, float]:
     return named
 
 
+@kinds_checked
 def forecast(
     trained: Trained,
     path: Path | str,

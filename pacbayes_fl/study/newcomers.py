@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pacbayes_fl import settings
 from pacbayes_fl.data import user_images, user_tables
-from pacbayes_fl.errors import DataError, NumericalError
+from pacbayes_fl.errors import DataError, NumericalError, kinds_checked
 from pacbayes_fl.names import apart
 from pacbayes_fl.study import user_rows
 from pacbayes_fl.study.forecast import Forecast, all_answers, image_columns, levels_of, predicted_columns
@@ -33,6 +33,7 @@ class Newcomers(NamedTuple):
     refused: NumericalError | None = None
 
 
+@kinds_checked
 def forecast_newcomers(
     trained: Trained | Served, path: Path | str, quantiles: Sequence[float] = (), clients: Sequence[str] = ()
 ) -> Forecast:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import kinds_checked
 from pacbayes_fl.federation import engine, federation_state
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.private import PrivateAggregator
@@ -95,6 +96,7 @@ class Trained:
         return self.state.round
 
 
+@kinds_checked
 def run(
     study: Study,
     out: Path | str | None = None,
@@ -365,6 +367,7 @@ def _labels(trained: Trained, rows: ClientRows) -> JsonTable:
     return described.labels(*about, rows, trained.rounds) | fell_back
 
 
+@kinds_checked
 def open_run(
     folder: Path | str,
     *,

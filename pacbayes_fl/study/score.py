@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.user_tables import Table
-from pacbayes_fl.errors import DataError, StudyError, caller_stacklevel
+from pacbayes_fl.errors import DataError, StudyError, caller_stacklevel, kinds_checked
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.names import to_cell
 from pacbayes_fl.results.client_rows import ClientRows
@@ -94,6 +94,7 @@ def check_out(path: Path) -> None:
         raise StudyError(f"scores are written to .csv or .json, got {path}")
 
 
+@kinds_checked
 def score(trained: Trained, path: Path | str, clients: Sequence[str] = ()) -> Score:
     r"""Score a run's predictions of rows with targets, in the run's units and by the metrics of its table.
 

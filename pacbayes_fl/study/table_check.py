@@ -12,7 +12,7 @@ from pathlib import Path
 from pacbayes_fl.data import cells, user_tables
 from pacbayes_fl.data.inspection import Finding, inspect
 from pacbayes_fl.data.tables import Dataset
-from pacbayes_fl.errors import PacBayesFLError, counted, listed
+from pacbayes_fl.errors import PacBayesFLError, counted, kinds_checked, listed
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
@@ -67,6 +67,7 @@ def study_of(path: Path, columns: Columns, method: str = "pac-pfl", sets: Sequen
     return Study.from_table(values_of(path, columns, method), str(path), sets)
 
 
+@kinds_checked
 def check(path: Path | str, study: Study, cost: bool = True, remarks: Sequence[str] = ()) -> TableCheck:
     r"""Look at a table with the eyes of a study; nothing is trained or written.
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.user_tables import Table
-from pacbayes_fl.errors import DataError, ShapeError, StudyError
+from pacbayes_fl.errors import DataError, ShapeError, StudyError, kinds_checked
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.lock import RunLock
 from pacbayes_fl.results import updates
@@ -61,6 +61,7 @@ class _Saved(NamedTuple):
     past: Mapping[str, tuple[Tensor, Tensor]]
 
 
+@kinds_checked
 def update(trained: Trained, path: Path | str, clients: Sequence[str] = ()) -> Update:
     r"""Let clients of a run learn from rows that came after its training, and keep these in its folder.
 

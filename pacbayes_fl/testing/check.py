@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import StudyError, shown
+from pacbayes_fl.errors import StudyError, kinds_checked, shown
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods.base import AnyMethod, Method
 from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
@@ -37,6 +37,7 @@ class LawError(AssertionError):
         super().__init__("\n".join([f"{method} breaks {', '.join(broken)}", *(f"{k}: {v}" for k, v in broken.items())]))
 
 
+@kinds_checked
 def check_method(
     method: AnyMethod | type[AnyMethod],
     clients: ClientBatch | None = None,

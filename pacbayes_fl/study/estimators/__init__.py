@@ -13,6 +13,7 @@ from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
+from pacbayes_fl.errors import kinds_checked
 from pacbayes_fl.study.estimators.base import FederatedEstimator, Values
 from pacbayes_fl.study.forecast import levels_of
 
@@ -71,6 +72,7 @@ class FederatedRegressor(RegressorMixin, FederatedEstimator):
         mean, std = self.federation_.predict(rows).numpy()
         return (mean, std) if return_std else mean
 
+    @kinds_checked
     def predict_quantiles(self, X: ArrayLike, quantiles: Sequence[float], groups: ArrayLike | None = None) -> Array:
         """Predict quantiles of the targets.
 

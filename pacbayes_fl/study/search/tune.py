@@ -19,7 +19,7 @@ from torch import Tensor
 from pacbayes_fl import settings
 from pacbayes_fl.data import scaling, split, tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import PacBayesFLError, StudyError
+from pacbayes_fl.errors import PacBayesFLError, StudyError, kinds_checked
 from pacbayes_fl.federation import engine, federation_state, personalisation
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods import LogUniform, OneOf, Search
@@ -232,6 +232,7 @@ def _holds(table: JsonMapping, key: str) -> bool:
     return name in table.get(part, {})
 
 
+@kinds_checked
 def tune(
     path: Path | str,
     method: str,
