@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.predictive import NormalMixture
+from pacbayes_fl.posteriors.predictive import NormalMixture, at_levels
 
 _CUTS: Final = (-9.0, -5.0, -3.0, -1.5, 0.0, 1.5, 3.0, 5.0, 9.0)  # in standard deviations of each component
 _RULE: Final = tuple(zip(*(values.tolist() for values in np.polynomial.legendre.leggauss(8)), strict=True))
@@ -99,11 +99,12 @@ class CensoredMixture:
         result = torch.where(y <= low, 0.0, self.inner.cdf(y))
         return torch.where(y > high, 1.0, result).masked_fill(self.inner.undefined, torch.nan)
 
+    @at_levels
     def quantile(self, level: Tensor) -> Tensor:
         """Quantiles of z, moved to the bounds.
 
         Args:
-            level: [L], strictly between 0 and 1.
+            level: [L], from 0 to 1, whose quantiles are the ends of what is possible; or a number, for [K, N].
 
         Returns:
             [L, K, N], in units of y.

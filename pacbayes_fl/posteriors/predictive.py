@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+from functools import wraps
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from pyro.distributions import TorchDistribution
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
 from pacbayes_fl.models.base import default
 from pacbayes_fl.noise import Noise
 
 _MOST: Final = 128  # steps to a quantile: halvings of a bracket of any width
 _CLOSE: Final = 2.0**-50  # of a level and of a quantile, which sums of components round by
+
+Owner = TypeVar("Owner")
 
 
 class RegressionPredictive(Protocol):
@@ -36,8 +40,8 @@ class RegressionPredictive(Protocol):
     def cdf(self, y: Tensor) -> Tensor:
         """Probability [K, N] of a target up to y [K, N]."""
 
-    def quantile(self, level: Tensor) -> Tensor:
-        """Quantiles [L, K, N] at each level [L], strictly between 0 and 1."""
+    def quantile(self, level: Tensor | float) -> Tensor:
+        """Quantiles [L, K, N] at each level [L] from 0 to 1, which give the ends of what is possible."""
 
     def sample(self, draws: int, noise: Noise | int) -> Tensor:
         """Independent draws [S, K, N] of single targets, from the clients' streams or a seed."""
@@ -138,6 +142,29 @@ def streams(noise: Noise | int, like: Tensor) -> Noise:
     return noise if isinstance(noise, Noise) else Noise(noise, 0, range(len(like)), like.device)
 
 
+def at_levels(quantile: Callable[[Owner, Tensor], Tensor]) -> Callable[[Owner, Tensor | float], Tensor]:
+    """Have a predictive's `quantile` take numbers and levels of any shape, as torch's `icdf` does, and refuse others.
+
+    Args:
+        quantile: of levels [L] from 0 to 1.
+
+    Returns:
+        The method, of levels [*]; it raises StudyError of one that is not from 0 to 1.
+    """
+
+    @wraps(quantile)
+    def call(self: Owner, level: Tensor | float) -> Tensor:
+        given = torch.as_tensor(level, dtype=None if isinstance(level, Tensor) else torch.float64)
+        flat = given.flatten() if given.is_floating_point() else given.flatten().double()
+        if not bool(((flat >= 0) & (flat <= 1)).all()):
+            wrong = flat[~((flat >= 0) & (flat <= 1))][0]
+            raise StudyError(f"level must be from 0 to 1, got {float(wrong):g}", hint="such as .95 for 95 %")
+        result = quantile(self, flat)
+        return result.view(*given.shape, *result.shape[1:])
+
+    return call
+
+
 @dataclass(frozen=True, eq=False)
 class NormalMixture:
     """Mixture of P normals per row, with one weight per client and component (PAC-PFL eq. 37a).
@@ -219,6 +246,7 @@ class NormalMixture:
         return (self.weights.unsqueeze(-1) * normal).sum(-2)
 
     @default
+    @at_levels
     def quantile(self, level: Tensor) -> Tensor:
         """Quantiles by Newton's method between the outermost components' quantiles, as exact as the cdf is in float64.
 
@@ -226,13 +254,15 @@ class NormalMixture:
         Numerical Recipes, 2007, section 9.4), so that components far apart cost halvings and nothing else.
 
         Args:
-            level: [L], strictly between 0 and 1.
+            level: [L], from 0 to 1, whose quantiles are the ends of what is possible; or a number, for [K, N].
 
         Returns:
             [L, K, N], in units of y.
         """
+        level = level.to(self.means.device)
         stds, weights, goal = self.stds, self.weights.unsqueeze(-1), level.view(-1, 1, 1)
-        single: Tensor = self.means + stds * torch.special.ndtri(level).view(-1, 1, 1, 1)
+        away: Tensor = torch.special.ndtri(level).view(-1, 1, 1, 1)  # infinite at 0 and 1
+        single = self.means + torch.where(stds == 0, 0.0, stds * away)
         low, high = single.amin(2), single.amax(2)
         density = torch.where(stds == 0, 0.0, weights / (stds * math.sqrt(2 * math.pi)))
         y, last = 0.5 * (low + high), high - low

@@ -13,9 +13,10 @@ from torch import Tensor
 from pacbayes_fl.errors import ShapeError, StudyError
 from pacbayes_fl.noise import Noise, generator_from_text
 from pacbayes_fl.posteriors import univariate
-from pacbayes_fl.posteriors.predictive import streams
+from pacbayes_fl.posteriors.predictive import at_levels, streams
 
 _DRAWS = 4096  # behind whatever no formula is known of
+_INSIDE = (2.0**-1022, 1.0 - 2.0**-53)  # the levels next to 0 and 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,19 +151,27 @@ class SampledMixture:
         own = self._into(y)
         return (self.cdf(y) - self._mix(univariate.mass(one, own) for one in self.components)).clamp_min(0.0)
 
+    @at_levels
     def quantile(self, level: Tensor) -> Tensor:
         """Smallest targets up to which there is at least this probability, by bisection.
 
         Args:
-            level: [L], strictly between 0 and 1.
+            level: [L], from 0 to 1, whose quantiles are the ends of what is possible; or a number, for [K, N].
 
         Returns:
             [L, K, N], in units of y.
         """
         level = level.to(self.log_weights.device).double()
+        each, result = level.view(-1, 1, 1), self._inner_quantile(level.clamp(*_INSIDE))
+        for at, end in zip((0.0, 1.0), self._ends(), strict=True):
+            result = torch.where((each == at) & ~result.isnan(), end, result)
+        return self._out(result)
+
+    def _inner_quantile(self, level: Tensor) -> Tensor:
+        """Quantiles [L, K, N] at levels [L] strictly between 0 and 1, in the components' own units."""
         if not self.exact:
             rank = (level * _DRAWS).ceil().long().clamp(1, _DRAWS) - 1
-            return self._out(self._sorted[..., rank].movedim(-1, 0))
+            return self._sorted[..., rank].movedim(-1, 0)
         each = level.view(-1, 1, 1)
         low, high = torch.as_tensor(torch.inf).to(level), torch.as_tensor(-torch.inf).to(level)
         for weight, one in zip(self._columns, self.components, strict=True):
@@ -173,7 +182,16 @@ class SampledMixture:
         def of(y: Tensor) -> Tensor:
             return self._mix(univariate.cdf(one, y) for one in self.components)
 
-        return self._out(univariate.bisect(of, each, low - float(self.discrete), high, self.discrete))
+        return univariate.bisect(of, each, low - float(self.discrete), high, self.discrete)
+
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        """Smallest and largest target [K, 1] or [K, N] that a component of some weight allows, in their own units."""
+        low, high = (torch.as_tensor(end).to(self.log_weights).double() for end in (torch.inf, -torch.inf))
+        for weight, one in zip(self._columns, self.components, strict=True):
+            (first, last), counts = univariate.ends(one), ~weight.isneginf()
+            low = torch.where(counts, low.minimum(first.to(weight)), low)
+            high = torch.where(counts, high.maximum(last.to(weight)), high)
+        return low, high
 
     def sample(self, draws: int, noise: Noise | int) -> Tensor:
         """Draw [S, K, N] targets in units of y, independent: each from a component, at a uniform level of its quantile.

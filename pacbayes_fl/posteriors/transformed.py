@@ -16,7 +16,7 @@ from torch import Tensor
 from pacbayes_fl.data.transforms import Transform
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.censored import by_row
-from pacbayes_fl.posteriors.predictive import NormalMixture
+from pacbayes_fl.posteriors.predictive import NormalMixture, at_levels
 
 _CUTS: Final = (-24.0, -16.0, -11.0, -8.0, -6.0, -4.0, -2.5, -1.2, 0.0, 1.2, 2.5, 4.0, 6.0, 8.0, 11.0, 16.0, 24.0)
 _FEW_CUTS: Final = (-14.0, -9.0, -5.0, -3.0, -1.5, 0.0, 1.5, 3.0, 5.0, 9.0, 14.0)
@@ -106,11 +106,12 @@ class TransformedMixture:
         result = torch.where(y <= low, 0.0, self.inner.cdf(self.transform.forward(self._raw(y))))
         return torch.where(y > high, 1.0, result).masked_fill(self.inner.undefined, torch.nan)
 
+    @at_levels
     def quantile(self, level: Tensor) -> Tensor:
         """Quantiles of z, brought back.
 
         Args:
-            level: [L], strictly between 0 and 1.
+            level: [L], from 0 to 1, whose quantiles are the ends of what is possible; or a number, for [K, N].
 
         Returns:
             [L, K, N], in units of y.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+import pyro.distributions as d
 import pytest
 import torch
 from scipy import stats
@@ -13,8 +15,14 @@ from sklearn.gaussian_process.kernels import RBF
 from torch import Tensor
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
+from pacbayes_fl.data.transforms import TRANSFORMS, Transform
+from pacbayes_fl.errors import StudyError
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.censored import CensoredMixture
+from pacbayes_fl.posteriors.functions.conformal import Banded
 from pacbayes_fl.posteriors.predictive import NormalMixture, RegressionPredictive
+from pacbayes_fl.posteriors.sampled import SampledMixture
+from pacbayes_fl.posteriors.transformed import TransformedMixture
 
 K, P, N = 3, 4, 5
 IDS = (11, 2**40, 7)
@@ -237,3 +245,69 @@ def test_a_component_without_spread_is_a_point() -> None:
         [-math.inf, math.inf, -math.inf]
     ]
     assert point.quantile(level)[:, 0, 0].tolist() == [1.0] * 4
+
+
+INF = math.inf
+
+
+def sampled(kind: Any, *parameters: float) -> SampledMixture:
+    """Mix two equal components of a kind, in units of its own."""
+    ones = torch.ones(K, N, dtype=torch.float64)
+    weights = torch.full((K, 2), -math.log(2), dtype=torch.float64)
+    return SampledMixture(weights, (kind(*(ones * one for one in parameters)),) * 2, Noise(0, 0, IDS))
+
+
+def transformed(name: str) -> tuple[TransformedMixture, float, float]:
+    transform, (one, zero) = Transform(name, -1.0, 2.0), (torch.ones(K).double(), torch.zeros(K).double())
+    low, high = transform.domain
+    return TransformedMixture(mixture(), transform, zero, one, zero - INF, zero + INF), low, high
+
+
+def unspread() -> NormalMixture:
+    """Mix numbers that are certain: 0, 1, ... of the components."""
+    means = torch.arange(P).double().view(1, P, 1).expand(K, P, N)
+    return NormalMixture(torch.full((K, P), -math.log(P)).double(), means, torch.zeros(K, P, N).double())
+
+
+BAND = torch.tensor([-0.5, 0.5]).double().view(2, 1, 1).expand(2, K, N)
+SUPPORTS: dict[str, tuple[RegressionPredictive, float, float]] = {
+    "normal": (mixture(), -INF, INF),
+    "certain": (unspread(), 0.0, P - 1.0),
+    "banded": (Banded(mixture().log_weights, mixture().means, mixture().variances, BAND), -INF, INF),
+    "censored": (CensoredMixture(mixture(), torch.zeros(K).double(), torch.full((K,), INF).double()), 0.0, INF),
+    **{name: transformed(name) for name in TRANSFORMS},
+    "poisson": (sampled(d.Poisson, 3.0), 0.0, INF),
+    "bernoulli": (sampled(d.Bernoulli, 0.3), 0.0, 1.0),
+    "gamma": (sampled(d.Gamma, 2.0, 1.0), 0.0, INF),
+    "beta": (sampled(d.Beta, 2.0, 3.0), 0.0, 1.0),
+    "student-t": (sampled(d.StudentT, 3.0, 0.0, 1.0), -INF, INF),
+    "laplace": (sampled(d.Laplace, 0.0, 1.0), -INF, INF),
+    "von-mises": (sampled(d.VonMises, 0.0, 1.0), -INF, INF),  # no distribution function, of draws
+}
+every_support = pytest.mark.parametrize("name", SUPPORTS)
+
+
+@every_support
+def test_the_outermost_quantiles_are_the_ends_of_what_is_possible(name: str) -> None:
+    one, low, high = SUPPORTS[name]
+    for level, end in ((0.0, low), (1.0, high)):
+        torch.testing.assert_close(one.quantile(level), torch.full((K, N), end).double(), rtol=1e-12, atol=1e-12)
+    inside = one.quantile(torch.tensor([0.0, 0.3, 0.7, 1.0]).double())
+    assert bool((inside.diff(dim=0) >= 0).all() and inside[1:3].isfinite().all())
+
+
+@every_support
+def test_a_level_is_a_number_or_a_tensor_of_any_shape(name: str) -> None:
+    one = SUPPORTS[name][0]
+    levels = torch.tensor([[0.1, 0.25], [0.5, 0.9], [0.0, 1.0]], dtype=torch.float64)
+    known = one.quantile(levels.flatten())
+    assert torch.equal(one.quantile(levels), known.view(3, 2, K, N))
+    assert torch.equal(one.quantile(0.25), known[1]) and torch.equal(one.quantile(levels[0, 1]), known[1])
+    assert torch.equal(one.quantile(0), known[4]) and torch.equal(one.quantile(torch.tensor(1)), known[5])
+
+
+@every_support
+@pytest.mark.parametrize("level", [-0.1, 1.5, 95, math.nan])
+def test_what_is_no_level_is_refused(name: str, level: float) -> None:
+    with pytest.raises(StudyError, match=rf"^level must be from 0 to 1, got {level:g} "):
+        SUPPORTS[name][0].quantile(torch.tensor([0.5, level]))

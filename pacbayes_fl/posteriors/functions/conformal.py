@@ -24,7 +24,7 @@ from torch import Tensor
 from pacbayes_fl.posteriors.functions.conditioning import MixedPosterior
 from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior
 from pacbayes_fl.posteriors.functions.inducing import InducingPosterior
-from pacbayes_fl.posteriors.predictive import NormalMixture
+from pacbayes_fl.posteriors.predictive import NormalMixture, at_levels
 from pacbayes_fl.posteriors.residuals import LeaveOneOut, RecalibratedPosterior, quantile_of_size
 
 ALPHA = 0.05
@@ -52,6 +52,7 @@ class Banded(NormalMixture):
     band: Tensor
     alpha: float = ALPHA
 
+    @at_levels
     def quantile(self, level: Tensor) -> Tensor:
         """Give quantiles of the mixture, but the ends of the interval at its own levels, and none beyond them.
 
@@ -59,11 +60,12 @@ class Banded(NormalMixture):
         two levels, b at 1 - alpha / 2 and max(q, b) above: monotone in the level.
 
         Args:
-            level: [L], strictly between 0 and 1.
+            level: [L], from 0 to 1, whose quantiles are the ends of what is possible; or a number, for [K, N].
 
         Returns:
             [L, K, N], in units of y.
         """
+        level = level.to(self.means.device)
         result = NormalMixture(self.log_weights, self.means, self.variances).quantile(level)
         (low, high), tail = self.band, self.alpha / 2
         at = level.view(-1, 1, 1)
