@@ -5,6 +5,7 @@ Every class is also the builtin error of its kind, so that code that knows nothi
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ Answer = TypeVar("Answer")
 
 _LONGEST: Final = 2000  # characters of a message: whatever came in a file may stand in it
 _SEVERAL: Final = re.compile(r"(Sequence|Collection|Iterable)\[.+\]( \| None)?")  # an annotation
+_FILE: Final = re.compile(r"Path \| str((?: \| \w+)*)")
 
 
 UNREADABLE: Final = (
@@ -191,12 +193,32 @@ def several(name: str, value: object) -> None:
         raise StudyError(f"{name} must be a list, got {shown(value)}", hint=f"write {one} for one alone")
 
 
-def kinds_checked(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
-    """Have a function refuse, before all else, one value where several are meant.
+def a_path(name: str, value: object, others: Sequence[str] = ()) -> None:
+    """Refuse what is no path where a file is meant.
 
     Args:
-        function: of which it reads the annotations: `Sequence`, `Collection` or `Iterable` of something are several;
-            None passes.
+        name: of the argument.
+        value: what came.
+        others: names of classes that do as well.
+
+    Raises:
+        StudyError: when it is no text and no path, such as a table of pandas.
+    """
+    known = {kind.__name__ for kind in type(value).__mro__}
+    if not isinstance(value, str | os.PathLike) and known.isdisjoint(others):
+        table = hasattr(value, "to_csv")
+        hint = "write it to a file, .to_csv('rows.csv', index=False), and give its path" if table else "as 'rows.csv'"
+        raise StudyError(
+            f"{name} must be a path{''.join(f' or {one}' for one in others)}, got {type(value).__name__}", hint=hint
+        )
+
+
+def kinds_checked(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
+    """Have a function refuse, before all else, one value where several are meant and what is no path of a file.
+
+    Args:
+        function: of which it reads the annotations: `Sequence`, `Collection` or `Iterable` of something are several,
+            and `Path | str`, alone or with other classes behind, is a file; None passes.
 
     Returns:
         The function, which raises StudyError naming the argument.
@@ -204,12 +226,17 @@ def kinds_checked(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
     places = {name: at for at, name in enumerate(function.__code__.co_varnames)}
     kinds = {name: str(kind) for name, kind in function.__annotations__.items() if name in places}
     lists = [(name, places[name]) for name, kind in kinds.items() if _SEVERAL.fullmatch(kind)]
+    found = ((name, _FILE.fullmatch(kind)) for name, kind in kinds.items())
+    files = [(name, places[name], match[1].replace(" | None", "").split(" | ")[1:]) for name, match in found if match]
 
     @wraps(function)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
         for name, at in lists:
             if (value := args[at] if at < len(args) else kwargs.get(name)) is not None:
                 several(name, value)
+        for name, at, others in files:
+            if (value := args[at] if at < len(args) else kwargs.get(name)) is not None:
+                a_path(name, value, others)
         return function(*args, **kwargs)
 
     return call

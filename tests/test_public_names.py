@@ -14,6 +14,7 @@ from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import pacbayes_fl
@@ -131,6 +132,36 @@ def test_one_value_where_several_are_meant_is_refused_with_what_to_write(
         _call(function, argument, ONE.get(kind, object()))
 
 
+FILE = re.compile(r"Path \| str(?: \| \w+)*")
+
+
+class Table:
+    """Stands for a table of pandas, which may not be there."""
+
+    def to_csv(self, path: str, index: bool) -> None:
+        """Write it."""
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"),
+    [pytest.param(function, argument, id=name) for name, function, argument, _ in _arguments(FILE)],
+)
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (Table(), r"Table \(write it to a file, \.to_csv"),
+        (np.zeros((2, 3)), "ndarray"),
+        (3, "int"),
+        (b"a.csv", "bytes"),
+    ],
+)
+def test_what_is_no_path_where_a_file_is_meant_is_refused_by_name(
+    function: Callable[..., object], argument: str, value: object, words: str
+) -> None:
+    with pytest.raises(pacbayes_fl.PacBayesFLError, match=rf"^{argument} must be a path( or Tensor)?, got {words}"):
+        _call(function, argument, value)
+
+
 @pytest.mark.parametrize("field", ["tasks", "options", "run", "comparison", "boxes"])
 def test_a_metric_refuses_one_text_where_several_are_meant(field: str) -> None:
     with pytest.raises(pacbayes_fl.PacBayesFLError, match=rf'^{field} must be a list, got .*write \["rmse"\]'):
@@ -146,3 +177,5 @@ def test_the_law_of_several_values_sees_all_kinds_of_functions() -> None:
     names = {name for name, *_ in _arguments(SEVERAL)}
     some = "score(clients)", "Study.from_toml(sets)", "plots.save_all(formats)", "bounds.Certificate.to_latex(names)"
     assert names > {*some, "ClientBatch.stack(names)", "plots.box_plots(results)", "testing.check_method(without)"}
+    files = {name for name, *_ in _arguments(FILE)}
+    assert files > {"score(path)", "forecast(path)", "forecast(later)", "update(path)", "predict(path)", "run(out)"}

@@ -30,7 +30,7 @@ from pacbayes_fl.certificates.measure import Measured, OnClients, measure
 from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.certificates.rows import UNDECLARED, BoundRows, bound_rows_of, independent, told_by_all
 from pacbayes_fl.data.scaling import Scaling
-from pacbayes_fl.errors import AssumptionError, DataError
+from pacbayes_fl.errors import AssumptionError, DataError, kinds_checked
 from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun, model_of
 from pacbayes_fl.study import held_rows
 from pacbayes_fl.study.run import Trained
@@ -44,6 +44,7 @@ _KEYS: Mapping[str, str] = MappingProxyType(
 )
 
 
+@kinds_checked
 def certify(
     trained: Trained,
     request: Request | str = DEFAULT,
@@ -63,8 +64,7 @@ def certify(
 
     Raises:
         AssumptionError: when the method's models are no posteriors, the loss is not for the run's predictions, or no
-            number can be formed; or the networks cannot be shipped.
-        StudyError: when the folder to ship into holds something.
+            number can be formed; or the networks cannot be shipped. StudyError: when `ship` holds something.
 
     Example:
         >>> import pacbayes_fl as fl

@@ -22,7 +22,7 @@ from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling
 from pacbayes_fl.data.tables import Column
-from pacbayes_fl.errors import UNREADABLE, AssumptionError, CheckpointError, DataError, PacBayesFLError
+from pacbayes_fl.errors import UNREADABLE, AssumptionError, CheckpointError, DataError, PacBayesFLError, kinds_checked
 from pacbayes_fl.federation.arrays import DTYPES
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods.tempered import Tempered
@@ -198,6 +198,7 @@ def _about(trained: Trained, group: str) -> JsonTable:
     }
 
 
+@kinds_checked
 def load_network(folder: Path | str) -> ShippedNetwork:
     """Open a network that `certify` has shipped; the run is not needed.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pacbayes_fl import names
-from pacbayes_fl.errors import UNREADABLE, CheckpointError, DataError, StudyError, counted
+from pacbayes_fl.errors import UNREADABLE, CheckpointError, DataError, StudyError, counted, kinds_checked
 from pacbayes_fl.files import JsonMapping, JsonTable, checksum
 from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.frames import frame
@@ -215,6 +215,7 @@ class CertifiedRun:
         table = {name: getattr(self, name) for name in common}
         return {"table": _plain(table | {"model": self.model}), **_plain(vars(line))}
 
+    @kinds_checked
     def save(self, folder: Path | str) -> Path:
         """Write the table below a run folder.
 

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
 
 from pacbayes_fl import names
-from pacbayes_fl.errors import StudyError, counted, shown
+from pacbayes_fl.errors import StudyError, counted, kinds_checked, shown
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.results import calibration
 from pacbayes_fl.results import ended as results_ended
@@ -209,6 +209,7 @@ class Result:
         fell_back = {"fell_back": list(self.labels["fell_back"])} if "fell_back" in self.labels else {}
         return about | fell_back | {"groups": groups}
 
+    @kinds_checked
     def save(self, folder: Path | str) -> None:
         """Write the result files of a run folder, each at once and `metrics.json` last.
 

@@ -120,9 +120,8 @@ class Forecast:
         """The predicted columns as plain values, with names of classes where they have some."""
         every: dict[str, list[object]] = {name: values.tolist() for name, values in self.predicted.items()}
         if self.classes:
-            every["label"] = [
-                None if number != number else self.classes[int(number)] for number in self.predicted["label"].tolist()
-            ]
+            numbers = self.predicted["label"].tolist()
+            every["label"] = [None if number != number else self.classes[int(number)] for number in numbers]
         return every
 
     def to_csv(self) -> str:
@@ -134,6 +133,7 @@ class Forecast:
             writer.writerow([_cell(value) for value in row])
         return stream.getvalue()
 
+    @kinds_checked
     def save(self, path: Path | str) -> None:
         """Write all columns to a file.
 

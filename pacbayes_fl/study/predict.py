@@ -14,7 +14,7 @@ from torch import Tensor
 from pacbayes_fl.data import tables, user_tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling
-from pacbayes_fl.errors import DataError, NumericalError, caller_stacklevel, listed
+from pacbayes_fl.errors import DataError, NumericalError, caller_stacklevel, kinds_checked, listed
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.files import JsonTable
@@ -68,6 +68,7 @@ class ClassPrediction:
 AnyPrediction = Prediction | ClassPrediction
 
 
+@kinds_checked
 def predict(trained: Trained, client: str, path: Path | str | Tensor, later: Path | str | None = None) -> AnyPrediction:
     """Predict rows of a table for a client that the run knows.
 
@@ -115,6 +116,7 @@ def predict(trained: Trained, client: str, path: Path | str | Tensor, later: Pat
     raise DataError("the run does not know it", client=client, hint=f"it knows {listed(names)}")
 
 
+@kinds_checked
 def join(trained: Trained | Served, path: Path | str) -> JsonTable:
     """Let clients personalise that never trained, and predict the rows of theirs that have no target.
 
