@@ -2,14 +2,13 @@
 
 A prior over weights is a diagonal Gaussian; a particle phi [2 D] is its (mu, rho), as in
 `posteriors.weights.mean_field`. All particles see the same draws eps, so that they differ by what they are and not by
-luck. Autograd goes through the network alone; draws are added up one by one in log space, so that memory does not grow
-with their number.
+luck. Autograd goes through the network alone; draws are added up in log space, and no more are taken at once than a
+fixed size holds, so that memory does not grow with their number.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.weights.mean_field import MeanField
+from pacbayes_fl.posteriors.weights.posterior import at_once, repeated
 
 NONE = -1e30
 """Stands for the logarithm of a likelihood of zero, in nats."""
@@ -67,24 +67,6 @@ def tempering(beta: float | None, batch: ClientBatch, rows: ClientBatch) -> Tens
     return batch.size / drawn if beta is None else beta / drawn
 
 
-def repeated(batch: ClientBatch, times: int) -> ClientBatch:
-    """Give every client's rows several times, one after the other: for networks that differ in their weights alone.
-
-    Args:
-        batch: rows of K clients.
-        times: P.
-
-    Returns:
-        Rows of K P clients, those of one client side by side.
-    """
-    if times == 1:
-        return batch
-    x, y, mask = (tensor.repeat_interleave(times, 0) for tensor in (batch.x, batch.y, batch.mask))
-    ids = tuple(one for one in batch.ids for _ in range(times))
-    names = tuple(one for one in batch.names for _ in range(times))
-    return replace(batch, x=x, y=y, mask=mask, ids=ids, names=names)
-
-
 def one_of(loc: Tensor, clients: int) -> Tensor:
     """The first of P priors, expanded to every client: the template of the draws that all P share.
 
@@ -116,14 +98,14 @@ def log_values(
     Returns:
         [K, P, L], in nats, float64; a likelihood of zero is `NONE`, which counts for nothing beside any other.
     """
-    many, like = repeated(batch, priors.loc.shape[-2]), one_of(priors.loc, batch.clients)
+    count, like = priors.loc.shape[-2], one_of(priors.loc, batch.clients)
     with torch.no_grad():
         values = []
-        for _ in range(draws):
-            theta = priors.weights(noise.weights(like).unsqueeze(1))
-            by_network = model.log_likelihood(theta.flatten(0, 1), many).view(theta.shape[:2])
-            values.append(by_network.double() * scale.unsqueeze(-1))
-        return torch.stack(values, -1).clamp_min(NONE)
+        for size in at_once(model, batch, count, draws):
+            theta = torch.stack([priors.weights(noise.weights(like).unsqueeze(1)) for _ in range(size)], 1)
+            by_network = model.log_likelihood(theta.flatten(0, 2), repeated(batch, size * count))
+            values.append(by_network.view(theta.shape[:3]).double() * scale.view(-1, 1, 1))
+        return torch.cat(values, 1).mT.clamp_min(NONE)
 
 
 def particle_scores(

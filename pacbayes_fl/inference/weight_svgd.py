@@ -10,11 +10,11 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.inference import svi, turns
 from pacbayes_fl.inference.optim import adam_init, step_
-from pacbayes_fl.inference.sampled_evidence import repeated
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.weights.mean_field import MeanField
+from pacbayes_fl.posteriors.weights.posterior import repeated
 
 Direction = Callable[[Tensor, Tensor], Tensor]
 """Takes particles [K, J, D] and their scores, and gives where they go, such as `server.svgd.direction`."""

@@ -17,11 +17,12 @@ from torch.distributions import MultivariateNormal
 from torch.nn.functional import softplus
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.inference.sampled_evidence import log_values, particle_scores, prior_of, repeated, tempering
+from pacbayes_fl.inference.sampled_evidence import log_values, particle_scores, prior_of, tempering
 from pacbayes_fl.models.base import WeightModel, WeightPrior
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Engine, Noise
+from pacbayes_fl.posteriors.weights import posterior
 from tests.methods.by_hand import randn
 
 LABELS = BayesianMLP((2, 4, 3), Categorical(3), torch.float64)
@@ -248,7 +249,8 @@ def test_what_is_weighed_are_the_terms_of_the_estimate() -> None:
     close(values.logsumexp(-1) - math.log(6), result.log_evidence)
 
 
-def test_a_likelihood_of_zero_is_less_than_any_other_and_still_a_number() -> None:
+def test_a_likelihood_of_zero_is_less_than_any_other_and_still_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(posterior, "_AT_ONCE", 0)  # a call a draw
     batch, prior = clients("line", 5), prior_of(torch.zeros(1, 2, dtype=torch.float64))
     values = log_values(Fixed(-math.inf, -2e5), prior, batch, torch.ones(1, dtype=torch.float64), 2, streams(batch))
     assert values.tolist() == [[[-1e30, -2e5]]]
@@ -293,12 +295,27 @@ def test_float32_is_float32_and_near() -> None:
     close(result.log_evidence, double.log_evidence, 1e-4)
 
 
-def test_rows_are_repeated_client_by_client() -> None:
-    batch = clients("line", 2, 3)
-    twice = repeated(batch, 2)
-    assert twice.names == ("client_00", "client_00", "client_01", "client_01") and twice.clients == 4
-    assert torch.equal(twice.x, batch.x[[0, 0, 1, 1]]) and torch.equal(twice.mask, batch.mask[[0, 0, 1, 1]])
-    assert repeated(batch, 1) is batch
+@every_model
+def test_many_draws_take_one_call_of_the_model_and_as_many_as_needed_where_they_are_large(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, batch, calls = MODELS[name], clients(name, 5, 2, 0), list[int]()
+    known = type(model).log_likelihood
+
+    def counted(self: WeightModel, weights: Tensor, rows: ClientBatch) -> Tensor:
+        calls.append(len(weights))
+        return known(self, weights, rows)
+
+    monkeypatch.setattr(type(model), "log_likelihood", counted)
+    found = []
+    for most in (2**18, 1000, 0):
+        monkeypatch.setattr(posterior, "_AT_ONCE", most)
+        own = prior_of(priors(model, 2)), batch, torch.ones(3, dtype=torch.float64)
+        found.append(log_values(model, *own, 40, Noise(1, 0, batch.ids)))
+    assert calls[0] == 3 * 2 * 40 and calls[-40:] == [3 * 2] * 40 and 2 < len(calls) - 41 < 40
+    assert found[0].shape == (3, 2, 40)
+    for other in found[1:]:
+        torch.testing.assert_close(found[0], other, rtol=1e-12, atol=1e-12)
 
 
 @every_model

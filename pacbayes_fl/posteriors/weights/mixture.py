@@ -19,7 +19,7 @@ from pacbayes_fl.posteriors.classes import ClassMixture
 from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.posteriors.sampled import SampledMixture
-from pacbayes_fl.posteriors.weights.posterior import Predictive, rows_of
+from pacbayes_fl.posteriors.weights.posterior import Predictive, at_once, observations, rows_of
 
 Weighted = Iterator[tuple[Tensor, TorchDistribution]]
 
@@ -88,13 +88,17 @@ class MixturePosterior:
         return mixed(self._means(x), self.noise)
 
     def _draws(self, x: Tensor) -> Weighted:
-        noise, rows = self.noise.copy(), rows_of(x, self.noise)
-        for s in range(self.log_weights.shape[-1]):
-            draw = self.components[0].draw(noise)
-            for m, family in enumerate(self.components):
-                with torch.no_grad():  # not around the loop: between draws the mode is the caller's
-                    result = self.model.observation(family.weights(draw), rows, self.reference)
-                yield self.log_weights[:, m, s], result
+        noise, rows, at = self.noise.copy(), rows_of(x, self.noise), 0
+        largest = rows if self.reference is None else max(rows, self.reference, key=lambda one: one.x.shape[1])
+        for size in at_once(self.model, largest, 1, self.log_weights.shape[-1]):
+            with torch.no_grad():  # not around the loop: between draws the mode is the caller's
+                drawn = [self.components[0].draw(noise) for _ in range(size)]
+                weights = [[family.weights(draw) for draw in drawn] for family in self.components]
+                results = [observations(self.model, own, rows, self.reference) for own in weights]
+            for s, each in enumerate(zip(*results, strict=True), at):
+                for m, result in enumerate(each):
+                    yield self.log_weights[:, m, s], result
+            at += size
 
     def _means(self, x: Tensor) -> Weighted:
         rows, share = rows_of(x, self.noise), self.log_weights.logsumexp(-1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import torch
 from pyro.distributions import Categorical, Normal, TorchDistribution
@@ -22,6 +22,7 @@ from pacbayes_fl.posteriors.sampled import SampledMixture
 from pacbayes_fl.posteriors.weights.mean_field import MeanField
 from pacbayes_fl.posteriors.weights.spike_slab import SpikeSlab
 
+_AT_ONCE: Final = 2**16  # numbers of one call: larger ones cost more than they save
 Predictive = ClassMixture | NormalMixture | SampledMixture
 
 
@@ -152,6 +153,70 @@ def rows_of(x: Tensor, noise: Noise) -> ClientBatch:
     blank = torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device)
     names = tuple(map(str, noise.ids))
     return ClientBatch(x, blank, torch.ones_like(blank, dtype=torch.bool), noise.ids, names)
+
+
+def repeated(batch: ClientBatch, times: int) -> ClientBatch:
+    """Give every client's rows several times, one after the other: for networks that differ in their weights alone.
+
+    Args:
+        batch: rows of K clients.
+        times: P.
+
+    Returns:
+        Rows of K P clients, those of one client side by side.
+    """
+    if times == 1:
+        return batch
+    x, y, mask = (tensor.repeat_interleave(times, 0) for tensor in (batch.x, batch.y, batch.mask))
+    ids = tuple(one for one in batch.ids for _ in range(times))
+    names = tuple(one for one in batch.names for _ in range(times))
+    return replace(batch, x=x, y=y, mask=mask, ids=ids, names=names)
+
+
+def at_once(model: WeightModel, batch: ClientBatch, families: int, draws: int) -> Iterator[int]:
+    """Say how many draws a model takes in one call, each as a client of its own, as far as a fixed size holds them.
+
+    Args:
+        model: a network or a program.
+        batch: rows of K clients.
+        families: M, of which each draw is taken.
+        draws: S.
+
+    Yields:
+        Numbers of draws, at least 1, which add up to S.
+    """
+    rows = batch.x.shape[1]
+    each = families * batch.clients * (model.footprint(rows) + rows * (2 + batch.x.shape[2:].numel()))
+    most = max(1, _AT_ONCE // each)
+    yield from (min(most, draws - start) for start in range(0, draws, most))
+
+
+def observations(
+    model: WeightModel, weights: Sequence[Tensor], batch: ClientBatch, reference: ClientBatch | None = None
+) -> list[TorchDistribution]:
+    """Give the predictions of several weights: in one call, where they are normal or of classes, or one by one.
+
+    Args:
+        model: a network or a program.
+        weights: flat [K, D] each.
+        batch: inputs [K, N, *feature].
+        reference: as `WeightModel.observation` takes it.
+
+    Returns:
+        A distribution with batch shape [K, N] for each of the weights.
+    """
+    count = len(weights)
+    if count > 1:
+        theta = torch.stack([*weights], 1).flatten(0, 1)
+        other = None if reference is None else repeated(reference, count)
+        every = model.observation(theta, repeated(batch, count), other)
+        if type(every) is Normal:
+            loc, scale = (leaf.unflatten(0, (-1, count)).unbind(1) for leaf in (every.loc, every.scale))
+            return [Normal(*own, validate_args=False) for own in zip(loc, scale, strict=True)]
+        if type(every) is Categorical:
+            logits = every.logits.unflatten(0, (-1, count)).unbind(1)
+            return [Categorical(logits=own, validate_args=False) for own in logits]
+    return [model.observation(theta, batch, reference) for theta in weights]
 
 
 def averaged(observations: Iterator[TorchDistribution], noise: Noise) -> Predictive:

@@ -22,6 +22,7 @@ from pacbayes_fl.posteriors.classes import ClassMixture
 from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.predictive import FinitePosterior, NormalMixture, SampledPosterior
 from pacbayes_fl.posteriors.sampled import SampledMixture
+from pacbayes_fl.posteriors.weights import posterior as weights_posterior
 from pacbayes_fl.posteriors.weights.mean_field import MeanField
 from pacbayes_fl.posteriors.weights.mixture import (
     FamilyMixture,
@@ -166,6 +167,36 @@ def test_counts_are_mixed_with_the_weights_of_their_draws() -> None:
     )
     y = torch.full((K, N), 3.0).double()
     torch.testing.assert_close(result.log_prob(y).exp(), torch.as_tensor(density), rtol=1e-11, atol=0)
+
+
+class Counts(BayesianMLP):
+    """A network of which the library cannot part what several draws predict."""
+
+    def observation(self, weights: Tensor, batch: ClientBatch, reference: ClientBatch | None = None) -> Any:
+        return distributions.Poisson(super().observation(weights, batch, reference).mean.exp())
+
+
+@pytest.mark.parametrize("model", [REGRESSION, LABELS, Counts((2, 3, 1), Gaussian(0.3), torch.float64)])
+def test_draws_are_predicted_in_one_call_where_they_can_be_parted(
+    model: BayesianMLP, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draws, calls, known = 40, list[int](), type(model).observation
+
+    def counted(self: BayesianMLP, weights: Tensor, *rows: Any) -> Any:
+        calls.append(len(weights))
+        return known(self, weights, *rows)
+
+    monkeypatch.setattr(type(model), "observation", counted)
+    y, found = (X[..., 0].abs() > 1).long(), []
+    for most in (2**18, 4000, 0):
+        monkeypatch.setattr(weights_posterior, "_AT_ONCE", most)
+        found.append(weighed(model, weights(draws)).predict(X))
+        calls.append(0)
+    whole, some, single = ([int(one) for one in part.split()] for part in " ".join(map(str, calls)).split(" 0")[:3])
+    assert whole[:1] == [K * draws] and single == [K] * (M * draws)
+    assert isinstance(found[0], SampledMixture) or (len(whole) == M and M < len(some) < M * draws)
+    for other in found[1:]:
+        torch.testing.assert_close(found[0].log_prob(y), other.log_prob(y), rtol=1e-10, atol=1e-12)
 
 
 # hypotheses -----------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from pyro import distributions
 from scipy import stats
 from torch import Tensor
 
+from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Engine, Noise
@@ -19,7 +20,7 @@ from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.posteriors.sampled import SampledMixture
 from pacbayes_fl.posteriors.weights.mean_field import MeanField
-from pacbayes_fl.posteriors.weights.posterior import WeightPosterior, averaged
+from pacbayes_fl.posteriors.weights.posterior import WeightPosterior, averaged, repeated
 from pacbayes_fl.posteriors.weights.spike_slab import SpikeSlab
 
 IDS, K, N, S = (4, 9, 2), 3, 6, 5
@@ -265,3 +266,12 @@ def test_draws_by_row_move_the_streams_on() -> None:
     either = [posterior.sample_by_row(X, 1, noise) for _ in range(2)]
     first, second = (next(each).logits for each in either if each is not None)
     assert not torch.isclose(first, second).any()
+
+
+def test_rows_are_repeated_client_by_client() -> None:
+    x = torch.arange(6, dtype=torch.float64).view(2, 3, 1)
+    batch = ClientBatch(x, x[..., 0], x[..., 0] < 4, (5, 7), ("a", "b"))
+    twice = repeated(batch, 2)
+    assert twice.names == ("a", "a", "b", "b") and twice.ids == (5, 5, 7, 7)
+    assert torch.equal(twice.x, batch.x[[0, 0, 1, 1]]) and torch.equal(twice.mask, batch.mask[[0, 0, 1, 1]])
+    assert repeated(batch, 1) is batch
