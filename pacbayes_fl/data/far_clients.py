@@ -113,15 +113,37 @@ def without_far_by(
     Warns:
         UserWarning: naming the clients, and the columns.
     """
+    out = say_far(moments, has_rows, clients, names, used, f"left out of {what}")
+    return (~out).nonzero().flatten().cpu() if bool(out.any()) else None
+
+
+def say_far(
+    moments: Moments, has_rows: Tensor, clients: Sequence[str], names: Sequence[str], used: Sequence[bool], what: str
+) -> Tensor:
+    """Say who is far from all other clients.
+
+    Args:
+        moments: of K clients.
+        has_rows: [K] bool.
+        clients: their names.
+        names: of the c columns.
+        used: whether a column counts [c].
+        what: becomes of it, in words.
+
+    Returns:
+        Who they are [K], bool.
+
+    Warns:
+        UserWarning: naming the clients, and the columns.
+    """
     away = far(moments, has_rows) & torch.tensor([*used], device=has_rows.device)
     out = away.any(1)
-    if not bool(out.any()):
-        return None
-    who = [name for name, one in zip(clients, out.tolist(), strict=True) if one]
-    where = [name for name, one in zip(names, away.any(0).tolist(), strict=True) if one]
-    text = f"{_first(who)}: {_first(where)} far from that of all other clients, and left out of {what}"
-    warnings.warn(f"{text}; check their units, or leave them out", stacklevel=caller_stacklevel())
-    return (~out).nonzero().flatten().cpu()
+    if bool(out.any()):
+        who = [name for name, one in zip(clients, out.tolist(), strict=True) if one]
+        where = [name for name, one in zip(names, away.any(0).tolist(), strict=True) if one]
+        text = f"{_first(who)}: {_first(where)} far from that of all other clients, and {what}"
+        warnings.warn(f"{text}; check their units, or leave them out", stacklevel=caller_stacklevel())
+    return out
 
 
 def _first(names: Sequence[str]) -> str:

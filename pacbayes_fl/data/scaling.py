@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.far_clients import beyond, without_far_by
+from pacbayes_fl.data.far_clients import beyond, say_far, without_far_by
 from pacbayes_fl.data.linear_start import LinearStart
 from pacbayes_fl.data.moments import Moments, combined, moments_of, standardised
 from pacbayes_fl.data.row_counts import counted_rows
@@ -296,6 +296,9 @@ def settle_moments(
     names = columns or [*(str(j) for j in range(len(asked) - 1)), "y"]
     inside = known.inside
     across = [kind in FEDERATED or (kind is None and one) for kind, one in zip(asked, inside.flat.all(0), strict=True)]
+    if not alone:
+        said = "in units of its own, column_scale 'none', it can move what all learn"
+        say_far(inside, known.size > 0, known.names, names, [kind == "none" for kind in asked], said)
     if not alone and any(across):
         near = without_far_by(inside, known.size > 0, known.names, names, across, "the moments of all clients")
         known = known if near is None else known.select(near)

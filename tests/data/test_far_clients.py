@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,9 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.far_clients import far
 from pacbayes_fl.data.moments import moments_of
 from pacbayes_fl.data.scaling import ColumnScale
+from pacbayes_fl.errors import NumericalError
+from pacbayes_fl.study.run import run
+from tests import tiny
 
 
 def rows(clients: int = 12, spread: float = 1.0) -> torch.Tensor:
@@ -78,6 +83,35 @@ def test_moments_are_those_of_the_others_and_a_warning_says_of_whom(kind: Column
         clean = scaling.settle(batch_of(columns), [kind, kind], ["a", "y"])
         scaling.settle(batch_of(hostile), ["client", "client"], ["a", "y"])
     assert torch.equal(shared.mean, clean.mean) and torch.equal(shared.std, clean.std)
+
+
+def test_a_client_that_is_far_in_columns_of_no_scale_is_named_and_stays() -> None:
+    columns = rows()
+    hostile = torch.cat((columns, columns[:1]))
+    hostile[12, 3, 0] = 1e30
+    said = (
+        "^c12: a far from that of all other clients, and in units of its own, column_scale 'none', it can move what all"
+    )
+    with pytest.warns(UserWarning, match=said):
+        shared = scaling.settle(batch_of(hostile), ["none", "none"], ["a", "y"])
+    assert shared.kinds == ("none", "none")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scaling.settle(batch_of(columns), ["none", "none"], ["a", "y"])
+        scaling.settle(batch_of(hostile), ["client", "none"], ["a", "y"])
+        scaling.settle(batch_of(hostile), ["none", "none"], ["a", "y"], alone="private")  # nothing is told of others
+
+
+@pytest.mark.parametrize("method", ["pooled-ridge", "pooled-gp", "pooled-gbt"])
+def test_a_run_names_the_client_whose_input_moves_what_all_learn(method: str, tmp_path: Path) -> None:
+    table = tiny.rows(sizes=(9, 12, 8, 10, 9))
+    next(row for row in table if row["client"] == "existing_2")["wind"] = 1e30
+    sets = [*tiny.quick(method), "data.scale=none"]
+    with pytest.warns(
+        UserWarning, match="^existing_2: wind far from that of all other clients, and in units of its own"
+    ):
+        with contextlib.suppress(NumericalError):  # some methods stop, and not all by the name of the culprit
+            run(tiny.on_csv(tiny.write_csv(tmp_path / "rows.csv", table), *sets))
 
 
 def test_a_client_that_is_none_of_the_population_keeps_its_own_units() -> None:
