@@ -15,7 +15,7 @@ import pyro
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
-from gpytorch.means import Mean
+from gpytorch.means import ConstantMean, Mean
 from torch import Tensor, nn
 from torch.distributions import Independent, Normal
 from torch.func import functional_call
@@ -52,12 +52,12 @@ class _Parts(nn.Module):
         return given
 
     def centres(self) -> Iterator[tuple[str, Tensor]]:
-        """Parameters whose own values count: the likelihood's, and constrained ones, raw 0 unless they are set."""
+        """Parameters whose own values count: the likelihood's, constrained ones and constants, 0 unless set."""
         if self.likelihood is not None:
             yield from self.likelihood.named_parameters(prefix="likelihood")
         for prefix, part in (("mean", self.mean), ("kernel", self.kernel)):
             for name, parameter, constraint in part.named_parameters_and_constraints():
-                if constraint is not None:
+                if constraint is not None or isinstance(part.get_submodule(name.rpartition(".")[0]), ConstantMean):
                     yield f"{prefix}.{name}", parameter
 
     def forward(self, part: str, x: Tensor, other: Tensor) -> Tensor:
@@ -81,8 +81,8 @@ class GPyTorchPrior(FunctionModel):
 
     theta holds the raw noise or the parameters of `likelihood`, then those of `mean` and `kernel`: every one that
     requires a gradient, in the order of `named_parameters`; constrained ones in GPyTorch's raw form. The hyper-prior is
-    centred on the values that constrained ones hold, such as `kernel.lengthscale = 3.0`, and for all others (constants,
-    weights of networks, which start anywhere) on 0. Modules that
+    centred on the values that constrained ones and constants hold, such as `kernel.lengthscale = 3.0` and
+    `mean.constant = 1.0`, and for all others (weights of networks, which start anywhere) on 0. Modules that
     broadcast over leading dimensions of their parameters (GPyTorch's own do) are called once for all clients and
     particles; others (a plain `torch.nn.Linear`) once per client and particle: `batched` says which, found out by a
     trial at construction.
@@ -164,7 +164,7 @@ class GPyTorchPrior(FunctionModel):
         return self._input_dim
 
     def location(self) -> Tensor:
-        """Centre of the default hyper-prior [D]: what is held, or noise_std; 0 of means' constants and weights."""
+        """Centre of the default hyper-prior [D]: what is held, or noise_std; 0 of means' weights."""
         centre = torch.zeros(self.dim, dtype=torch.float64)
         if self._parts.likelihood is None:
             centre[0] = inverse_softplus(self._noise_std)

@@ -186,6 +186,25 @@ def test_the_modules_own_parameters_do_not_matter() -> None:
     assert torch.equal(model.mean(theta, x), before[0]) and torch.equal(model.covariance(theta, x), before[1])
 
 
+def test_the_hyper_prior_is_centred_on_the_constants_that_means_hold() -> None:
+    class Sum(Mean):
+        def __init__(self) -> None:
+            super().__init__()
+            self.level, self.slope = ConstantMean(), LinearMean(2)
+            self.level.constant = 3.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            total: Tensor = self.level(x) + self.slope(x)
+            return total
+
+    plain = ConstantMean()
+    plain.constant = -2.0
+    for mean, level in ((plain, -2.0), (Sum(), 3.0), (ConstantMean(), 0.0)):
+        model = GPyTorchPrior(mean, RBFKernel(), 2)
+        at = model.mean(model.location().view(1, 1, -1), draw(1, 4, 2))
+        assert torch.equal(at, torch.full((1, 1, 4), level, dtype=torch.float64))
+
+
 def test_the_hyper_prior_is_centred_on_the_values_that_constrained_parameters_hold() -> None:
     kernel = ScaleKernel(RBFKernel(lengthscale_constraint=Interval(0.5, 3.0, initial_value=2.0))) + LinearKernel()
     kernel.kernels[0].outputscale, kernel.kernels[1].variance = 5.0, 0.1
