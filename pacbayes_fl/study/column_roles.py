@@ -53,6 +53,25 @@ def dates(values: Values) -> bool:
     return bool(result) and all(one is not None and one.kind != "number" for one in result)
 
 
+def two_kinds(values: Values, where: Sequence[str]) -> str | None:
+    """Find two times of a column that are of different kinds, such as a date and a datetime, which have no order.
+
+    Args:
+        values: of the column [R].
+        where: each row stands [R].
+
+    Returns:
+        The first and the one that is of another kind; None where all are of one kind, or one is no time.
+    """
+    if not dates(values):
+        return None
+    read = [(value, at, one.kind) for value, at in zip(values, where, strict=True) if (one := times.read(value))]
+    (value, at, kind), *_ = read
+    return next(
+        (f"{shown(value)} in {at} is a {kind}, and {shown(v)} in {a} a {k}" for v, a, k in read if k != kind), None
+    )
+
+
 def like_dates(texts: Iterable[str]) -> bool:
     """Say whether texts look like dates, be they in a form that is read or not."""
     return all(_DATE.match(word) for word in texts)
@@ -103,6 +122,8 @@ def why_left_out(values: Values, where: Sequence[str]) -> str:
         The reason, such as "it holds one word".
     """
     known = [(str(value).strip(), at) for value, at in zip(values, where, strict=True) if not cells.is_gap(value)]
+    if two := two_kinds(*zip(*known, strict=True)) if known else None:
+        return f"{two}; write all of them in one way, and it is the time"
     if dates([value for value in values if not cells.is_gap(value)]):
         return "it holds dates; --time names the times of the rows"
     odd = _odd({word for word, _ in known})

@@ -86,7 +86,8 @@ def look(path: Path, client: str | None = None, target: str | None = None, time:
     remarks += [f"column {name!r} is left out: {_ROW_NUMBERS}" for name in numbers]
     free = {name: values for name, values in free.items() if name not in numbers}
     if time is None:
-        time = next((name for name, values in free.items() if name != "client" and column_roles.dates(values)), None)
+        dated = (name for name, values in free.items() if name != "client" and column_roles.dates(values))
+        time = next((name for name in dated if column_roles.two_kinds(free[name], where) is None), None)
         free.pop(time or "", None)
     if client is None:
         client, said = column_roles.client(path, free)

@@ -71,6 +71,24 @@ def month(k: int, i: int) -> str:
                 remarks=("column 'client' is left out: it holds dates; --time names the times of the rows",),
             ),
         ),
+        *(
+            (
+                {"when": lambda k, i, both=both: both[i % 2].format(i + 1)},
+                {},
+                Columns(
+                    *("client", "y", None, (), (), ("lag_1", "x"), False),
+                    remarks=(f"column 'when' is left out: {said}; write all of them in one way, and it is the time",),
+                ),
+            )
+            for both, said in (
+                (("2024-05-{:02}", "2024-05-{:02}T03:00"), "'2024-05-01' in line 2 is a date, and {} a datetime"),
+                (
+                    ("2024-05-{:02}T03:00", "2024-05-{:02}T03:00+01:00"),
+                    "'2024-05-01T03:00' in line 2 is a datetime, and {} a datetime with a time zone",
+                ),
+            )
+            for said in [said.format(repr(both[1].format(2)) + " in line 3")]
+        ),
         (
             {
                 "roof": lambda k, i: "flat" if k else "west",
