@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 import unicodedata
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +21,7 @@ from pacbayes_fl.data.layout import CLASSES
 from pacbayes_fl.data.private_moments import MomentMessage
 from pacbayes_fl.data.scaling import FEDERATED, Shared
 from pacbayes_fl.data.sent_moments import SentMoments, width
-from pacbayes_fl.errors import UNREADABLE, DataError, DeployError, PrivacyError, StudyError
+from pacbayes_fl.errors import UNREADABLE, DataError, DeployError, PrivacyError, StudyError, caller_stacklevel
 from pacbayes_fl.federation.arrays import DTYPES, shown
 from pacbayes_fl.federation.remote_player import Elsewhere, roster
 from pacbayes_fl.files import JsonMapping, JsonTable
@@ -34,6 +36,8 @@ ALONE: Final = "every node of a deployment knows its own rows alone"
 
 
 _ROWS: Final = 2**40  # of a client
+_FEWEST: Final = 4  # clients, of whom one can stand out
+_HEAVY: Final = 30  # times the rows of the client in the middle
 _INPUT: Final = 2**28  # numbers of one input
 _CONTROL: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})  # Unicode's control characters, surrogates and ends of lines
 MOMENTS: Final = f"{ALONE}; deploy.share with 'moments' lets them send these"
@@ -281,6 +285,9 @@ class Roster:
         Raises:
             DataError: naming a client that two nodes claim, whose name looks like another's, or that has other
                 columns or classes than the first.
+
+        Warns:
+            UserWarning: naming a client that says it has nearly all rows.
         """
         first, clients, new = nodes[0], dict[str, int](), set[str]()
         for node in nodes:
@@ -297,6 +304,7 @@ class Roster:
             clients |= node.clients
             new |= {*node.new}
         check_names(sorted(clients.keys() | new))
+        _say_heavy(clients)
         if classes not in (None, first.classes):
             what = f"nodes have {first.classes} classes, and the server's study states data.classes = {classes}"
             raise DataError(what, hint="state the same at all nodes")
@@ -305,6 +313,16 @@ class Roster:
         y = torch.zeros(1, 1, dtype=DTYPES[first.dtypes[1]], device=device)
         like = ClientBatch(x, y, torch.ones_like(y, dtype=torch.bool), (0,), ("",))
         return cls(roster(dict(sorted(clients.items())), like), first.schema)
+
+
+def _say_heavy(clients: Mapping[str, int]) -> None:
+    """Warn of the one client of four or more whose rows, which nobody can count, would outweigh all others'."""
+    name = max(clients, key=clients.__getitem__)
+    most, rest = clients[name], [rows for other, rows in clients.items() if other != name]
+    if len(clients) >= _FEWEST and most > max(sum(rest), _HEAVY * statistics.median(rest)):
+        what = f"client {name!r} says that it has {most} training rows, the {len(rest)} others {sum(rest)} together"
+        advice = "every average by rows follows it; deploy.share without 'rows' lets all clients weigh alike"
+        warnings.warn(f"{what}: {advice}", stacklevel=caller_stacklevel())
 
 
 class Telling(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -72,6 +73,18 @@ def test_a_roster_takes_no_memory_for_the_rows_that_nodes_claim() -> None:
         assert sum(leaf.untyped_storage().nbytes() for leaf in (batch.x, batch.y, batch.mask)) < 10_000
         assert batch.select(torch.tensor([0])).x.shape == (1, 1, 2)
     assert roster.sizes == clients
+
+
+def test_a_client_that_claims_nearly_all_rows_is_named() -> None:
+    honest = {f"c{k}": 20 + 9 * k for k in range(5)}
+    with pytest.warns(UserWarning, match="^client 'much' says that it has 4000000000 training rows, the 5 others 190 "):
+        roster = Roster.of([replace(ONE, clients=honest), replace(ONE, clients={"much": 4 * 10**9})], CPU)
+    assert roster.sizes["much"] == 4 * 10**9  # it may be true
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for more in ({"more": 1000}, {"as many": 170, "nearly": 600}, {}):
+            Roster.of([replace(ONE, clients={**honest, **more})], CPU)
+        Roster.of([replace(ONE, clients={"a": 4 * 10**9, "b": 1, "c": 1})], CPU)  # two of three may be the odd ones
 
 
 def test_a_roster_does_not_depend_on_who_came_first() -> None:
