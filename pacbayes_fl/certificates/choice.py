@@ -83,18 +83,18 @@ def candidates(method: AnyMethod, prior: Any, refined: Candidate, subset: BoundR
     return [ends[0], *between, ends[1]]
 
 
-def choose(among: Sequence[Candidate], bound: Callable[[Candidate], Tensor]) -> Tensor:
+def choose(among: Sequence[Candidate], bound: Callable[[Sequence[Candidate]], Tensor]) -> Tensor:
     """Take the best candidate of every client.
 
     Args:
-        among: of K clients.
-        bound: gives the value of the bound [K], or what grows with it; NaN where there is none.
+        among: A, of K clients.
+        bound: gives the values of the bound [A, K], or what grows with them; NaN where there is none.
 
     Returns:
         Positions [K] in the list, the first of equals.
     """
-    values = torch.stack([torch.where(one.kl.isfinite(), bound(one), torch.inf).nan_to_num(torch.inf) for one in among])
-    return values.argmin(0)
+    known = torch.stack([one.kl for one in among]).isfinite()
+    return torch.where(known, bound(among), torch.inf).nan_to_num(torch.inf).argmin(0)
 
 
 def merged(among: Sequence[Candidate], which: Tensor) -> list[tuple[Tensor, Candidate]]:

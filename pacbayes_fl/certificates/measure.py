@@ -299,7 +299,6 @@ def _chosen(
     premises = Premises(subset.prior, True, loss, tried=request.tried)
     own_rows = subset.repeats.n, subset.rows.size
     n, every = (count.to(among[0].kl.device).clamp_min(1) for count in own_rows)
-    numbers = {"n": n, "beta": request.beta_for(every.double())}
 
     if len(among) == 1:
         return torch.zeros_like(n, dtype=torch.int64), {}
@@ -310,12 +309,15 @@ def _chosen(
     tried = _risks(posteriors, subset, loss, pilot, choosing, least)
     risks = {id(one): made for one, made in zip(posteriors, tried, strict=True)}
 
-    def bound(one: Candidate) -> Tensor:
-        made, kl = risks[id(one.posterior)], one.kl.nan_to_num(_FAR, _FAR)
-        variance = torch.minimum(made.variance, largest_variance(made.risk, loss)).nan_to_num(0.0)
-        known = {"risk": made.risk.nan_to_num(loss.high), "variance": variance, **numbers}
-        known |= {"kl": kl, "log_ratio": kl}  # which is the mean of it
-        return request.record.certify(known, request.delta * request.shares[0], premises).value
+    def bound(ones: Sequence[Candidate]) -> Tensor:  # at once, as if each were of further clients
+        of_each = [risks[id(one.posterior)] for one in ones]
+        risk, variance = (torch.cat(each) for each in zip(*((made.risk, made.variance) for made in of_each), strict=True))
+        kl = torch.cat([one.kl for one in ones]).nan_to_num(_FAR, _FAR)
+        known = {"risk": risk.nan_to_num(loss.high), "kl": kl, "log_ratio": kl}  # which is the mean of it
+        known |= {"variance": torch.minimum(variance, largest_variance(risk, loss)).nan_to_num(0.0)}
+        known |= {"n": n.repeat(len(ones)), "beta": request.beta_for(every.double()).repeat(len(ones))}
+        value = request.record.certify(known, request.delta * request.shares[0], premises).value
+        return value.view(len(ones), -1)
 
     exact = {id(one): risks[id(one)] for one in posteriors if _in_closed_form(one)}
     return choose(among, bound), exact

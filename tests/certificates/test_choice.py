@@ -43,7 +43,7 @@ def test_the_smallest_bound_of_each_client_is_taken_and_what_has_no_divergence_i
     kls = ([4.0, 1.0, float("inf")], [0.5, 3.0, 2.0], [0.0, 0.0, float("nan")])
     among = [Candidate(share, None, torch.tensor(kl)) for share, kl in zip((1.0, 0.5, 0.0), kls, strict=True)]
     values = {1.0: [0.3, 0.2, 0.1], 0.5: [0.2, 0.2, 0.9], 0.0: [float("nan"), 0.4, 0.1]}
-    assert choose(among, lambda one: torch.tensor(values[one.share])).tolist() == [1, 0, 1]
+    assert choose(among, lambda ones: torch.tensor([values[one.share] for one in ones])).tolist() == [1, 0, 1]
 
 
 def test_between_prior_and_posterior_the_divergence_grows_and_each_client_gets_its_own() -> None:
