@@ -19,7 +19,7 @@ from pacbayes_fl.certificates.rows import BoundRows
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.functions.conditioning import partly_refined
+from pacbayes_fl.posteriors.functions.powers import partly_refined
 from pacbayes_fl.posteriors.predictive import FunctionPosterior
 from pacbayes_fl.posteriors.tempered import TemperedPosterior, tempered
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
@@ -75,7 +75,7 @@ def candidates(method: AnyMethod, prior: Any, refined: Candidate, subset: BoundR
             kl = family.kl(p).double().clamp_min(0.0)
             between.append(Candidate(share, wrap(replace(bare, family=family)), kl))
     elif isinstance(bare, FunctionPosterior):
-        known = partly_refined(unwrapped(prior), bare, subset.seen, subset.rows, POWERS)
+        known = partly_refined(unwrapped(prior), bare, subset.rows, POWERS)
         between = [Candidate(power, *result) for power, result in zip(POWERS, known, strict=False)] or [
             Candidate(share, *method.refine(prior, subset.seen, _part(subset.rows, share), noise.copy()))
             for share in SHARES

@@ -311,7 +311,9 @@ def _chosen(
 
     def bound(ones: Sequence[Candidate]) -> Tensor:  # at once, as if each were of further clients
         of_each = [risks[id(one.posterior)] for one in ones]
-        risk, variance = (torch.cat(each) for each in zip(*((made.risk, made.variance) for made in of_each), strict=True))
+        risk, variance = (
+            torch.cat(each) for each in zip(*((made.risk, made.variance) for made in of_each), strict=True)
+        )
         kl = torch.cat([one.kl for one in ones]).nan_to_num(_FAR, _FAR)
         known = {"risk": risk.nan_to_num(loss.high), "kl": kl, "log_ratio": kl}  # which is the mean of it
         known |= {"variance": torch.minimum(variance, largest_variance(risk, loss)).nan_to_num(0.0)}

@@ -79,13 +79,13 @@ class Repeats(NamedTuple):
         Returns:
             [K, *], in the unit of the loss; NaN for a client of which no row counts.
         """
-        result = torch.full(losses.shape[:-1], torch.nan, dtype=torch.float64, device=losses.device)
-        plain = (self.left_out == 0).tolist()
-        for k, cluster in enumerate(self.cluster.to(losses.device)):
-            n = int(cluster.amax().clamp_min(-1)) + 1
-            if n:
-                rows = losses[k][..., cluster > -2].double()
-                result[k] = rows.mean(-1) if plain[k] else _largest(rows, cluster[cluster > -2], n)
+        cluster, n = self.cluster.to(losses.device), self.n.to(losses.device)
+        real = (cluster > -2).view(len(cluster), *[1] * (losses.dim() - 2), -1)
+        total = torch.where(real, losses.double(), 0.0).sum(-1)
+        result = total / torch.where(n > 0, n, torch.nan).view(-1, *[1] * (total.dim() - 1))
+        for k in ((self.left_out > 0) & (self.n > 0)).nonzero().flatten().tolist():
+            own = cluster[k] > -2
+            result[k] = _largest(losses[k][..., own].double(), cluster[k][own], int(n[k]))
         return result
 
     def ordered(self, losses: Tensor) -> tuple[Tensor, Tensor]:

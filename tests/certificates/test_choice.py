@@ -17,7 +17,7 @@ from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.certificates.rows import bound_rows_of
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.functions.conditioning import partly_refined
+from pacbayes_fl.posteriors.functions.powers import partly_refined
 from pacbayes_fl.posteriors.weights.mean_field import MeanField
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.study.run import Trained, train
@@ -105,7 +105,7 @@ def test_of_exact_functions_powers_of_the_likelihood_stand_between(trained: Trai
     among = candidates(method, prior, refined, group, noise)
     assert [one.share for one in among] == [1.0, *POWERS, 0.0]
     assert bool((torch.stack([one.kl for one in among]).diff(dim=0) < 0).all())
-    ((_, whole),) = partly_refined(prior, refined.posterior, group.seen, group.rows, [1.0])
+    ((_, whole),) = partly_refined(prior, refined.posterior, group.rows, [1.0])
     torch.testing.assert_close(whole, refined.kl, rtol=1e-12, atol=0.0)
 
 

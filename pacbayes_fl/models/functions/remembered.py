@@ -89,7 +89,7 @@ class Remembered(FunctionModel):
 
     def embedding(self, theta: Tensor, x: Tensor) -> Tensor | None:
         """Features [K, P, N, F] under theta [K, P, D] at x [K, N, d], or None."""
-        return self._once(self.inner.embedding, theta, x)
+        return self._bound(theta, x)[1]
 
     def outputscale(self, theta: Tensor) -> Tensor | None:
         """Factor [K, P] of the covariance that the embedding gives under theta [K, P, D], or None."""
@@ -105,8 +105,11 @@ class Remembered(FunctionModel):
 
     def bind(self, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
         """Mean as a function of x [K, N, d] for fixed theta [K, P, D], and None: covariances are what is kept."""
+        return lambda x: (self._bound(theta, x)[0], None)
+
+    def _bound(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
         bound = self._once(self.inner.bind, theta)
-        return lambda x: self._known(("bound", id(theta), id(x)), (theta, x), lambda: (bound(x)[0], None))
+        return self._known(("bound", id(theta), id(x)), (theta, x), lambda: bound(x))
 
     def with_vjp(self, theta: Tensor, x: Tensor) -> tuple[PriorValues, Pullback]:
         """Prior at x [K, N, d] and its vjp to theta [P, D] or [K, P, D]: anew at each call."""

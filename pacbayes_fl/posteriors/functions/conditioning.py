@@ -216,36 +216,6 @@ def refined(
     return posterior, _divergence(posterior, prior, everything, seen, weighting)
 
 
-def partly_refined(
-    prior: Conditioned, whole: object, seen: ClientBatch, rows: ClientBatch, powers: Sequence[float]
-) -> list[tuple[GPPosterior, Tensor]]:
-    """Let clients see more rows, whose likelihood counts to a power: between P and the posterior of `refined`.
-
-    Q(f) ~ P(f) p(y | f)^power, y the later rows'
-
-    Args:
-        prior: P, of the rows `seen`.
-        whole: Q of `refined`, of all rows: a `Remembered` prior knows inputs by their tensor.
-        seen: rows of the K clients that P was conditioned on, possibly none.
-        rows: later rows of these clients.
-        powers: each in (0, 1].
-
-    Returns:
-        Q of each power, and the bound on KL(Q || P) [K] of `refined`; none where P or Q is not exact, or float32.
-    """
-    if not isinstance(prior, GPPosterior) or not isinstance(whole, GPPosterior) or prior.theta.dtype != torch.float64:
-        return []
-    everything, found = replace(seen.extend(rows), x=whole.x), []
-    place = torch.arange(everything.mask.shape[1], device=everything.mask.device)
-    for power in powers:
-        each = torch.where(place < seen.mask.sum(1, keepdim=True), 1.0, power).to(everything.y)  # later rows come last
-        if (posterior := tempered(prior.model, prior.theta, everything, each, prior.weighting)) is None:
-            return []
-        kl = gaussian_process.function_kl(posterior, prior, seen)
-        found.append((posterior, log_mixture_kl(posterior.log_weights, prior.log_weights, kl)))
-    return found
-
-
 def sharing_prior(posterior: Any) -> Any:
     """Let all that is made of a posterior, and of its rows, share what the prior says of them.
 

@@ -138,9 +138,7 @@ def _log_evidence(mean: Tensor, covariance: Tensor, noise: Tensor, y: Tensor, ma
     """
     real = mask.unsqueeze(1)
     both = real.unsqueeze(-1) & real.unsqueeze(-2)
-    covariance = torch.where(both, covariance, 0.0)
-    covariance = covariance + torch.diag_embed(torch.where(real, noise, 1.0))
-    factor = factorise(covariance, mask)
+    factor = factorise(add_noise(torch.where(both, covariance, 0.0), noise, mask), mask)
     residual = torch.where(real, y.unsqueeze(1) - mean, 0.0)
     white = torch.linalg.solve_triangular(factor.cholesky, residual.unsqueeze(-1), upper=False).squeeze(-1)
     count = real.sum(-1, dtype=residual.dtype)  # an integer count would make the constant float32

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from pacbayes_fl.bounds import full_gaussian_kl
 from pacbayes_fl.bounds.divergence import gp_posterior_kl
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
@@ -25,14 +24,15 @@ from pacbayes_fl.posteriors.functions.conditioning import (
     centre,
     condition,
     function_kl,
-    partly_refined,
     refined,
     sharing_prior,
     tempered,
 )
 from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior
 from pacbayes_fl.posteriors.functions.inducing import InducingPosterior
+from pacbayes_fl.posteriors.functions.powers import PowerPosterior
 from tests.inference.test_evidence import SIZES, clients, draw, models, particles
+from tests.posteriors.functions.test_powers import between
 
 MODEL = models()["all of it"]
 THETA = particles(MODEL, len(SIZES), 2)
@@ -115,33 +115,6 @@ def test_powers_of_likelihoods_are_those_of_dense_matrices(weighting: Any) -> No
         close(found.log_weights[k].exp(), expected.softmax(0))
 
 
-def between(prior: Any, seen: ClientBatch, rows: ClientBatch, powers: list[float]) -> list[tuple[GPPosterior, Tensor]]:
-    return partly_refined(prior, refined(prior, seen, rows)[0], seen, rows, powers)
-
-
-@pytest.mark.quick
-def test_a_part_of_the_likelihood_is_between_prior_and_posterior() -> None:
-    """Rows of before count whole; the divergence is that of dense normals at all rows, one particle at a time."""
-    batch, one = clients(), THETA[:, :1]
-    early, late = (batch.rows(torch.arange(*span).expand(batch.clients, -1)) for span in ((0, 2), (2, 5)))
-    prior = condition(MODEL, one, early)
-    ((posterior, kl),) = between(prior, early, late, [0.3])
-    for k in (0, 2):  # with rows of both kinds
-        rows = batch.x[k, :5].unsqueeze(0), batch.y[k, :5]
-        theta = one[k].unsqueeze(0)
-        mean, covariance = MODEL.mean(theta, rows[0])[0, 0], MODEL.covariance(theta, rows[0])[0, 0]
-        noise = MODEL.noise(theta, rows[0]).expand(1, 1, 5)[0, 0]
-        normals = []
-        for power in (0.0, 0.3):
-            weight = torch.tensor([1.0, 1.0, power, power, power], dtype=torch.float64) / noise
-            inner = torch.eye(5).double() + covariance.mul(weight)
-            after = torch.linalg.solve(inner, covariance)
-            normals.append((mean + after.mul(weight) @ (rows[1] - mean), 0.5 * (after + after.mT)))
-        (p_mean, p), (q_mean, q) = normals
-        torch.testing.assert_close(kl[k], full_gaussian_kl(q_mean, q, p_mean, p), rtol=1e-5, atol=1e-8)
-        close(posterior.function(rows[0].expand(batch.clients, -1, -1)).means[k, 0], q_mean)
-
-
 def test_posteriors_that_share_their_prior_are_those_that_do_not() -> None:
     batch = clients()
     for seen in (2, 0):
@@ -150,11 +123,14 @@ def test_posteriors_that_share_their_prior_are_those_that_do_not() -> None:
         alike = sharing_prior(prior)
         assert isinstance(alike.model, Remembered) and alike.model.inner is MODEL
         for one, other in zip(
-            [refined(alike, early, batch), *between(alike, early, batch, [0.3, 1.0])],
-            [refined(prior, early, batch), *between(prior, early, batch, [0.3, 1.0])],
+            [refined(alike, early, batch), *between(alike, batch, [0.3, 1.0])],
+            [refined(prior, early, batch), *between(prior, batch, [0.3, 1.0])],
             strict=True,
         ):
-            assert one[0].model is alike.model
+            posterior = one[0]
+            assert (
+                posterior.spectrum.prior if isinstance(posterior, PowerPosterior) else posterior
+            ).model is alike.model
             close(one[1], other[1])
             close(one[0].function(batch.x).variances, other[0].function(batch.x).variances)
     sparse = condition(MODEL.with_inducing(Inducing(3)), THETA, batch)
@@ -163,16 +139,9 @@ def test_posteriors_that_share_their_prior_are_those_that_do_not() -> None:
 
 def test_powers_are_known_of_exact_posteriors_under_gaussian_noise_alone() -> None:
     batch, ones = clients(), torch.ones_like(clients().y)
-    none = batch.rows(torch.zeros(batch.clients, 0, dtype=torch.long))
-    single, nothing = (rows.to(dtype=torch.float32) for rows in (batch, none))
     student = DeepKernelGP(batch.x.shape[2], (4,), (4,), dof=4.0)
-    theta = particles(student, len(SIZES), 2)
-    assert tempered(student, theta, batch, ones) is None
-    assert between(condition(student, theta, none), none, batch, [0.5]) == []
-    sparse = MODEL.with_inducing(Inducing(3))
-    assert tempered(sparse, THETA, batch, ones) is None
-    assert between(condition(sparse, THETA, none), none, batch, [0.5]) == []
-    assert between(condition(MODEL, THETA.float(), nothing), nothing, single, [0.5]) == []
+    assert tempered(student, particles(student, len(SIZES), 2), batch, ones) is None
+    assert tempered(MODEL.with_inducing(Inducing(3)), THETA, batch, ones) is None
 
 
 MIXED = MODEL.with_inducing(Inducing(4, above=3))  # sizes are 5, 1, 12 and 3
