@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
-from pyro.distributions import Categorical, Normal, TorchDistribution
+from pyro.distributions import Categorical, TorchDistribution
 from torch import Tensor
 
 from pacbayes_fl.bounds.checks import ROUNDING, in_declared_range, of_library
@@ -334,14 +334,19 @@ def _blocks(batch: ClientBatch) -> list[ClientBatch]:
 
 def _losses(one: TorchDistribution, batch: ClientBatch, loss: BoundedLoss) -> Tensor:
     """Loss of one hypothesis per client, for every row [K, N]; 0 on padding."""
-    if isinstance(one, Categorical) and not batch.y.is_floating_point():
-        prediction = one.logits
-    elif isinstance(one, Normal) and batch.y.is_floating_point():
-        prediction = one.mean
-    else:
-        raise AssumptionError(f"{loss.name} cannot be taken of {type(one).__name__} predictions and {batch.y.dtype}")
-    if hasattr(loss, "expected") != batch.y.is_floating_point():
-        raise AssumptionError(f"{loss.name} is not for {'real targets' if batch.y.is_floating_point() else 'labels'}")
+    real, kind = batch.y.is_floating_point(), type(one).__name__
+    if isinstance(one, Categorical) == real:
+        what = f"{loss.name} cannot be taken of {kind} predictions and {batch.y.dtype}"
+        raise AssumptionError(
+            what, hint="numbers are predicted by a mean" if real else "labels are predicted by Categorical"
+        )
+    if hasattr(loss, "expected") != real:
+        raise AssumptionError(f"{loss.name} is not for {'real targets' if real else 'labels'}")
+    try:
+        prediction = one.mean if real else one.logits
+    except (NotImplementedError, AttributeError) as error:
+        what = f"{loss.name} is of the mean of a prediction, and {kind} predictions have none"
+        raise AssumptionError(what, hint=f"give {kind} a `mean`") from error
     return _by_prediction(prediction, batch, loss)
 
 

@@ -41,7 +41,6 @@ from pacbayes_fl.study.run import Trained
 OnClients = Callable[[int], None]
 Made = TypeVar("Made")
 
-
 _STREAMS = (2**32 - 4, 2**32 - 3, 2**32 - 2)  # rounds of noise that refines, draws and chooses: no run gets there
 
 SHIPPED: Final = 2**32 - 5

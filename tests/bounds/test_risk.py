@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from pyro.distributions import Categorical, Normal, TorchDistribution
+from pyro.distributions import Categorical, Normal, Poisson, StudentT, TorchDistribution
 from torch import Tensor
 
 from pacbayes_fl.bounds import ClippedNLL, ClippedSquare, SaturatingSquare, ZeroOne
@@ -154,6 +154,53 @@ def test_functions_are_averaged_in_closed_form(loss: SaturatingSquare | ClippedS
     assert function_risks(Functions(mixture), batch, loss).shape == (3, 2)
 
 
+class Meanless(Normal):  # type: ignore[misc]
+    """Numbers of which nobody says the mean."""
+
+    @property
+    def mean(self) -> Tensor:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Other:
+    """Hypotheses of normal posteriors whose targets are of another kind."""
+
+    of: Drawn
+    kind: type
+
+    def sample_hypotheses(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
+        for one in self.of.sample_hypotheses(x, draws, noise):
+            if self.kind is Poisson:
+                yield Poisson(one.mean.exp())
+            else:
+                yield StudentT(4.0, one.mean, 7.0) if self.kind is StudentT else self.kind(one.mean, 7.0)
+
+
+def test_a_number_is_predicted_by_the_mean_of_whatever_kind_of_distribution() -> None:
+    batch, normal, loss = real(), Drawn(random(3, 2, 1), classes=False), SaturatingSquare()
+    expected = gibbs_risk(normal, batch, loss, 2, noise(batch)).risk
+    close = gibbs_risk(Other(normal, StudentT), batch, loss, 2, noise(batch)).risk
+    torch.testing.assert_close(close, expected)
+    rates = gibbs_risk(Other(normal, Poisson), batch, loss, 1, noise(batch)).risk
+    (one,) = normal.sample_hypotheses(batch.x, 1, noise(batch))
+    by_hand = torch.where(batch.mask, loss(one.mean.exp(), batch.y), 0.0).sum(1) / batch.size
+    torch.testing.assert_close(rates, by_hand)
+
+
+def test_a_mean_that_does_not_exist_is_no_number() -> None:
+    batch = real()
+
+    class Cauchy(Other):
+        def sample_hypotheses(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
+            for one in self.of.sample_hypotheses(x, draws, noise):
+                yield StudentT(torch.tensor([[1.0], [4.0], [4.0]]), one.mean, 7.0)
+
+    posterior = Cauchy(Drawn(random(3, 2, 1), classes=False), StudentT)
+    risk = gibbs_risk(posterior, batch, SaturatingSquare(), 2, noise(batch)).risk
+    assert risk.isnan().tolist() == [True, False, False]
+
+
 def test_a_client_without_rows_has_no_risk() -> None:
     batch = real((5, 3, 4))
     batch.mask[1] = False
@@ -168,6 +215,8 @@ def test_a_client_without_rows_has_no_risk() -> None:
         (Drawn(random(3, 2, 3)), labelled(), SaturatingSquare(), "not for labels"),
         (Drawn(random(3, 2, 1), classes=False), real(), ZeroOne(), "not for real targets"),
         (Drawn(random(3, 2, 3)), real(), SaturatingSquare(), "cannot be taken of Categorical"),
+        (Other(Drawn(random(3, 2, 1), classes=False), StudentT), labelled(), ZeroOne(), "labels are predicted by Cat"),
+        (Other(Drawn(random(3, 2, 1), classes=False), Meanless), real(), SaturatingSquare(), "give Meanless a `mean`"),
         (Functions(NormalMixture(*[torch.ones(3, 1, 5)] * 3)), real(), ZeroOne(), "not for real targets"),
     ],
 )
