@@ -28,11 +28,12 @@ from pacbayes_fl.certificates.averages import certify_average
 from pacbayes_fl.certificates.labels import labels_of
 from pacbayes_fl.certificates.measure import Measured, OnClients, measure
 from pacbayes_fl.certificates.request import Request
-from pacbayes_fl.certificates.rows import UNDECLARED, BoundRows, bound_rows_of, independent, told_by_all
+from pacbayes_fl.certificates.rows import BoundRows, bound_rows_of, told_by_all
 from pacbayes_fl.data.scaling import Scaling
 from pacbayes_fl.errors import AssumptionError, DataError, kinds_checked
 from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun, model_of
 from pacbayes_fl.study import held_rows
+from pacbayes_fl.study.foreseen import UNDECLARED, independent, normalised
 from pacbayes_fl.study.run import Trained
 
 _KEYS: Mapping[str, str] = MappingProxyType(
@@ -187,7 +188,7 @@ def _why_not(trained: Trained, bound_rows: BoundRows | None, request: Request) -
         name = request.record.name
         why.append(f"the bound {name!r} is for a prior that was drawn with privacy, and this one is {bound_rows.prior}")
     elif not (trained.method.row_by_row or bool(bound_rows.seen.mask.any(1).all())):
-        why.append("the network normalises by rows that the prior has seen, and this one has seen none")
+        why.append(normalised(trained.study))
     elif told := told_by_all(trained, bound_rows.prior):
         why.extend(told)
     return [*why, UNDECLARED] if why and not independent(trained.study) else why

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from pacbayes_fl.certificates.request import Request
-from pacbayes_fl.certificates.rows import UNDECLARED, independent
 from pacbayes_fl.data.tables import Dataset
 from pacbayes_fl.errors import AssumptionError, PrivacyError
 from pacbayes_fl.federation import checkpoint
@@ -16,6 +15,7 @@ from pacbayes_fl.results.manifest import verify
 from pacbayes_fl.study import held_rows
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.foreseen import reasons_of
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.search import choice_file, held_out
 
@@ -87,10 +87,9 @@ def check(study: Study, request: Request) -> None:
     new = bound.group == "new"
     functions = type(method).learned_priors is not Method.learned_priors
     broken = {
-        UNDECLARED: not independent(study),
-        f"{study.method.name} has no posterior over hypotheses: method.name = one whose models are uncertain": (
-            type(method).refine is Method.refine and not bound.fixed
-        ),
+        **dict.fromkeys(reasons_of(study, method), True),
+        f"{study.method.name} has no posterior over hypotheses: method.name = one whose models are uncertain, or"
+        " --bound holdout-betting": (type(method).refine is Method.refine and not bound.fixed),
         f"the bound {bound.name!r} is about one hyper-posterior over functions: method.name = 'pac-pfl'": (
             bound.group is not None and not functions
         ),
@@ -106,8 +105,6 @@ def check(study: Study, request: Request) -> None:
         f"{loss.name if loss else ''} is not for {'real targets' if real else 'labels'} (--loss)": (
             loss is not None and hasattr(loss, "expected") != real
         ),
-        "the network normalises by rows that the prior has seen, and this one would see none"
-        " (report.certify.prior = 'personal')": part.prior == "global" and not method.row_by_row,
         "what chose by the rows of the bound was not counted (--tried)": request.tried is None,
     }
     if reasons := [reason for reason, holds in broken.items() if holds]:

@@ -13,17 +13,10 @@ from pacbayes_fl.certificates.repeats import Repeats, marks_of, repeats_of
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling
 from pacbayes_fl.federation.federation_state import FederationState
-from pacbayes_fl.study import sources
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate.regression import state_of
-from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.foreseen import told_by_plan
 from pacbayes_fl.study.run import Trained
-
-UNDECLARED = (
-    "the rows were not declared independent draws of the client's distribution (report.certify.independent = true,"
-    " where they are)"
-)
-"""Why rows of a file have no certificate, and what a study says of those that may have one."""
 
 
 class BoundRows(NamedTuple):
@@ -54,23 +47,6 @@ class BoundRows(NamedTuple):
     units: Scaling
     deployed: tuple[FederationState, ClientBatch] | None = None
     predicts: bool = False
-
-
-def independent(study: Study) -> bool:
-    """Whether the rows of a client are independent draws of its distribution, as declared or as the source is known.
-
-    Images are drawn without replacement, which is no less concentrated than independent draws are (Hoeffding 1963);
-    where clients got fixed numbers by label, each label's rows are, and what is bounded is the risk at that mix.
-
-    Args:
-        study: of the run.
-
-    Returns:
-        True where bounds may rely on it.
-    """
-    declared = study.report.certify.independent
-    source = sources.find(study.data.source)
-    return source is not None and source.rows_independent if declared is None else declared
 
 
 def bound_rows_of(
@@ -133,14 +109,10 @@ def told_by_all(trained: Trained, prior: Provenance) -> tuple[str, ...]:
     """
     if prior.source != "other clients":
         return ()
-    reasons, whose = [], "those of the bound among them"
-    if trained.study.plan.aggregate == "clipped":
-        what = f"aggregate = 'clipped' ended steps in every fold at a length that is usual among all clients, {whose}"
-        reasons.append(f"{what} (federation.aggregate = 'mean' or 'median' joins each fold by itself)")
-    if trained.state.watch.halved:
-        what = f"learning rates were halved in every fold after a round that diverged for all clients together, {whose}"
-        reasons.append(f"{what} (run with lower rates from the start)")
-    return tuple(reasons)
+    if not trained.state.watch.halved:
+        return told_by_plan(trained.study)
+    what = "learning rates were halved in every fold after a round that diverged for all clients together, those of the"
+    return *told_by_plan(trained.study), f"{what} bound among them (run with lower rates from the start)"
 
 
 def none_of(batch: ClientBatch) -> ClientBatch:

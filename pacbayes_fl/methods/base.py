@@ -161,7 +161,7 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         """
         raise AssumptionError(
             f"{type(self).__name__} has no posterior over hypotheses that a bound could measure against a prior",
-            hint="certify a method whose models are uncertain",
+            hint="a method whose models are uncertain; or --bound holdout-betting, on its predictions",
         )
 
     @default

@@ -28,7 +28,7 @@ from pacbayes_fl.results.metrics import Metric
 from pacbayes_fl.results.records import Result
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.results.warned import heard
-from pacbayes_fl.study import choices, duration, held_rows, privacy, residuals, saved_rows, scaling
+from pacbayes_fl.study import choices, duration, foreseen, held_rows, privacy, residuals, saved_rows, scaling
 from pacbayes_fl.study.callbacks import Callback, Told
 from pacbayes_fl.study.callbacks import check as check_callbacks
 from pacbayes_fl.study.data import ScaledGroup
@@ -269,6 +269,7 @@ def _trained(
     if aggregator is not None and message is not None and folder.scaling(dataset) is None:  # until here, a rehearsal
         folder.begin(begun.settled)  # a kill after the release leaves a run, which goes on with the rows that it has
         begun = _assembled(study, notes, dataset, folder, releases=aggregator.outside)
+    foreseen.announce(study, begun.method)
     duration.announce(study, begun.method, begun.clients, begun.state.round)
     if begun.state.round == 0 and choices.ROUNDS.key not in begun.settled.notes:  # once, and not where rows chose it
         overfitting.announce(study, begun.settled.division)

@@ -20,7 +20,6 @@ from pacbayes_fl.bounds.risk import drawn_losses, finite_risks, gibbs_risk
 from pacbayes_fl.certificates import measure
 from pacbayes_fl.certificates.clients import certify, checked
 from pacbayes_fl.certificates.request import Request
-from pacbayes_fl.certificates.rows import UNDECLARED
 from pacbayes_fl.errors import AssumptionError, DataError, PrivacyError
 from pacbayes_fl.methods.base import RefinedPosterior
 from pacbayes_fl.noise import Noise
@@ -30,6 +29,7 @@ from pacbayes_fl.privacy.guarantees import replacement
 from pacbayes_fl.privacy.mechanisms import Cohorts
 from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun, tables_of
 from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.foreseen import UNDECLARED
 from pacbayes_fl.study.predict import predict
 from pacbayes_fl.study.run import Trained, open_run, run, train
 from tests.bounds.own import REFINED_PINSKER

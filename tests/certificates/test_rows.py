@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacbayes_fl.certificates.rows import bound_rows_of, independent, none_of
+from pacbayes_fl.certificates.rows import bound_rows_of, none_of
 from pacbayes_fl.data.scaling import FEDERATED
+from pacbayes_fl.study.foreseen import independent
 from pacbayes_fl.study.run import train
 from tests.tiny import Row, on_csv, rows, tiny, write_csv
 
