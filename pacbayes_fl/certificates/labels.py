@@ -73,7 +73,7 @@ def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows
         "draws": request.draws,
         "jointly": request.jointly,
         "tried": request.tried,
-        "requests": "counted in certified.jsonl here and in runs on the same rows beside it, not elsewhere"
+        "requests": "counted in certified.jsonl here and in runs on the same rows or file beside it, not elsewhere"
         if trained.folder is not None
         else "not counted, as the run has no folder",
         "test_risk": "of the same predictor on the client's test rows, which nothing has seen",

@@ -53,7 +53,7 @@ class Turn:
             if now != self.number:
                 what = f"request {self.number} of these rows became request {now} while it was answered"
                 raise CheckpointError(what, cause="another request", hint="certify again")
-            if not any(self.entry == _without_number(line) for line in _lines(path)):
+            if not any(line and _asked_before(line, self.entry) for line in _lines(path)):
                 file.write("" if _ends(path) else "\n")  # after half a line, which counts as one
                 file.write(json.dumps({"number": self.number, **self.entry}) + "\n")
                 file.flush()
@@ -64,9 +64,10 @@ class Turn:
 def turn(folder: Path | None, entry: JsonMapping) -> Turn:
     """Take the number of a request.
 
-    The runs that are known of are those in folders beside this one whose data have the same `split_sha256`: runs with
-    other seeds or methods, among which somebody may choose by their certificates. Of runs elsewhere, of copies of the
-    rows under other names, and of files that were removed together with their tables, nothing is known here.
+    The runs that are known of are those in folders beside this one whose data have the same `split_sha256`, or are of
+    the same file byte by byte: runs with other seeds, methods or columns, among which somebody may choose by their
+    certificates. Of runs elsewhere, of copies of the rows in other files, and of logs that were removed together with
+    their tables, nothing is known here.
 
     Args:
         folder: of the run; None where a run has none.
@@ -78,7 +79,7 @@ def turn(folder: Path | None, entry: JsonMapping) -> Turn:
     """
     if folder is None:
         return Turn()
-    entry = json.loads(json.dumps(entry))
+    entry = json.loads(json.dumps({**entry, "file": _file_of(folder)}))
     others = [name for name in FILES if name != FILE]
     if read(folder) is not None and (what := problems(folder, without=[*others, "checkpoints/"]).get(FILE)):
         return Turn(reason=f"{folder / FILE} {what}: how often the rows were asked is not known")
@@ -118,9 +119,18 @@ def share(number: int, tables: int | None) -> int | None:
     return tables if number <= tables else None
 
 
+def _file_of(folder: Path) -> str | None:
+    """Fingerprint of the file or the generated rows that a run was made of, whichever columns and cut it took."""
+    with contextlib.suppress(*UNREADABLE):
+        known = json.loads((folder / "environment.json").read_text("utf-8"))["data"]
+        result = known.get("file_sha256", known.get("sha256"))
+        return result if isinstance(result, str) else None  # of images there are several, of which rows are drawn
+    return None
+
+
 def _number(folder: Path, entry: JsonMapping) -> int:
     for line in _lines(folder / FILE):
-        if _without_number(line) == entry:
+        if line and _asked_before(line, entry):
             return int(line["number"])
     known = _known(folder, entry)
     return 1 + max(len(known), *(int(line["number"]) for line in known if line), 0)
@@ -130,8 +140,14 @@ def _known(folder: Path, entry: JsonMapping) -> list[JsonTable]:
     """Requests of the same rows, here and in folders beside; empty what cannot be read."""
     here = folder.resolve()
     beside = {path.resolve() for path in here.parent.glob(f"*/{FILE}")} - {here / FILE}  # links lead to one file
-    others = [line for path in sorted(beside) for line in _lines(path) if line.get("split") == entry["split"]]
+    others = [line for path in sorted(beside) for line in _lines(path) if _same_rows(line, entry)]
     return _lines(folder / FILE) + others
+
+
+def _same_rows(line: JsonMapping, entry: JsonMapping) -> bool:
+    """Whether two requests are of one file, or of the same rows; columns and cuts may have been chosen by them."""
+    file = entry.get("file")
+    return line.get("split") == entry["split"] or (file is not None and line.get("file") == file)
 
 
 def _lines(path: Path) -> list[JsonTable]:
@@ -148,8 +164,9 @@ def _lines(path: Path) -> list[JsonTable]:
     return result
 
 
-def _without_number(line: JsonMapping) -> JsonTable:
-    return {name: value for name, value in line.items() if name != "number"}
+def _asked_before(line: JsonMapping, entry: JsonMapping) -> bool:
+    """Whether a request is one that stands there; lines of before files were compared do not say theirs."""
+    return {"file": entry.get("file"), **line} == {"file": None, **entry, "number": line.get("number")}
 
 
 def _ends(path: Path) -> bool:

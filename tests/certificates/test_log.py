@@ -98,7 +98,10 @@ def test_seeds_and_methods_on_the_same_rows_are_counted_where_they_stand_side_by
     for seed in range(3):
         run(on_csv(path, *sets, f"seed={seed}"), tmp_path / f"seed{seed}")
         tables.append(asked(tmp_path / f"seed{seed}"))
-    assert [tried(table) for table in tables] == [2, 6, 12]
+    for name, more in {"fewer columns": 'data.features=["wind"]', "another unit": 'data.scale="none"'}.items():
+        run(on_csv(path, *sets, more), tmp_path / name)
+        tables.append(asked(tmp_path / name))
+    assert [tried(table) for table in tables] == [2, 6, 12, 20, 30]
     other = write_csv(tmp_path / "other.csv", rows(seed=1))
     run(on_csv(other, *sets), tmp_path / "other")
     assert tried(asked(tmp_path / "other")) == 2

@@ -185,7 +185,10 @@ def test_provenance_tells_one_split_from_another(tmp_path: Path) -> None:
     table = rows()
     path = write_csv(tmp_path / "rows.csv", table)
     before = provenance(load(on_csv(path)))
-    assert before.keys() == {"source", "cut", "test_rows", "split_sha256"} and before["source"] == "rows.csv"
+    assert (
+        before.keys() == {"source", "cut", "test_rows", "file_sha256", "split_sha256"}
+        and before["source"] == "rows.csv"
+    )
     assert before["cut"] == {"by": "split", "column": "split", "last": None} and before["test_rows"] == "column split"
     assert provenance(load(on_csv(path))) == before
     with path.open(newline="") as file:
