@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import inspect
 import re
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, get_args
@@ -11,6 +14,7 @@ from torch import Tensor
 
 from pacbayes_fl import bounds
 from pacbayes_fl.bounds import OWN_BOUNDS, Bound, BoundedLoss, MonteCarlo
+from pacbayes_fl.bounds.checks import of_library
 from pacbayes_fl.bounds.table import DEFAULT as DEFAULT
 from pacbayes_fl.errors import AssumptionError
 
@@ -105,12 +109,16 @@ class Request:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Give all that was asked, by name, as JSON can hold it; a loss by its name."""
+        """Give all that was asked, by name, as JSON can hold it; what users bring also by what it is made of."""
         own = {each.name: getattr(self, each.name) for each in fields(self)}
         file = {}
         if isinstance(self.bound, str) and self.bound not in bounds.BOUNDS:
             result = OWN_BOUNDS.origin(self.bound)
             file = {} if result is None else {"bound_file": str(result.file), "bound_sha256": result.sha256}
+        if self.loss is not None and not of_library(self.loss):
+            file["loss_sha256"] = _made_of(self.loss)
+        if self.record not in bounds.BOUNDS.values() and not isinstance(self.bound, str):
+            file["bound_sha256"] = _made_of(self.record.function)
         return own | file | {"bound": self.record.name, "loss": None if self.loss is None else self.loss.name}
 
     @property
@@ -154,6 +162,17 @@ class Request:
             Its share of delta; None where nothing was estimated.
         """
         return None if draws is None else MonteCarlo(draws, self.draws_delta * delta, risks, variances, trials)
+
+
+def _made_of(thing: Any) -> str:
+    """Fingerprint an object of the user's: its class or function as it is written, and its values."""
+    kind = thing if inspect.isroutine(thing) else type(thing)
+    source, values = "", repr(thing)
+    with contextlib.suppress(OSError, TypeError):  # of a console
+        source = inspect.getsource(kind)
+    if kind is thing or " at 0x" in values:  # an address, which is another every time
+        values = repr(sorted(getattr(thing, "__dict__", {}).items()))
+    return hashlib.sha256(f"{kind.__module__} {kind.__qualname__}\n{source}\n{values}".encode()).hexdigest()
 
 
 def loss_of(text: str | None) -> BoundedLoss | None:

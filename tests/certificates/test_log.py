@@ -7,10 +7,12 @@ import shutil
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from pacbayes_fl.bounds import BOUNDS, SaturatingSquare
 from pacbayes_fl.certificates.clients import certify, checked
 from pacbayes_fl.certificates.log import FILE, share, turn
 from pacbayes_fl.certificates.request import Request
@@ -78,6 +80,32 @@ def test_a_record_that_does_not_give_its_value_is_refused_where_lines_agree_with
     assert edited.save(folder) == path
     with pytest.raises(DataError, match="certificates seeger of new clients"):
         checked(tables_of(folder))
+
+
+class Within(SaturatingSquare):
+    """A loss of one's own, whose name does not say its setting."""
+
+    name = "mine"  # type: ignore[assignment]
+
+
+def by_seeger(risk: Any, kl: Any, n: Any, delta: Any, premises: Any, *, monte_carlo: Any = None) -> Any:
+    """Bound the risk as Seeger's does, under another name.
+
+    L <= kl^-1(L^, ...)
+    """
+    return BOUNDS["seeger"].function(risk, kl, n, delta, premises, monte_carlo=monte_carlo)
+
+
+def test_what_somebody_brings_is_told_apart_by_more_than_its_name(folder: Path) -> None:
+    """Losses of one name with other settings, and bounds of one name with other functions, are other requests."""
+    requests = [
+        Request(loss=Within(1.0)),
+        Request(loss=Within(0.5)),
+        Request(replace(BOUNDS["seeger"], name="mine")),
+        Request(replace(BOUNDS["seeger"], name="mine", function=by_seeger)),
+    ]
+    assert [tried(asked(folder, request)) for request in requests] == [2, 6, 12, 20]
+    assert [tried(asked(folder, request)) for request in requests] == [2, 6, 12, 20]
 
 
 def test_a_resume_makes_tables_stale_and_the_next_ones_pay(folder: Path) -> None:
