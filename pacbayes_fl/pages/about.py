@@ -240,7 +240,11 @@ def repeat(result: Result, known: Known, commands: Sequence[str]) -> Element:
     )
 
 
-_PRINTS: Final = (("sha256", "data"), ("split_sha256", "which rows are training and test rows"))
+_PRINTS: Final = (
+    ("sha256", "data"),
+    ("file_sha256", "file of the rows"),
+    ("split_sha256", "which rows are training and test rows"),
+)
 
 
 def _values(study: JsonMapping, prefix: str = "") -> Element:

@@ -61,13 +61,13 @@ def test_how_to_repeat_has_commands_versions_and_hashes(numbers: Result) -> None
     environment = {
         "versions": {"torch": "2.0", "none": None},
         "device": "cpu",
-        "data": {"sha256": "abc", "split_sha256": {"mnist": "def"}},
+        "data": {"sha256": "abc", "file_sha256": "f11e", "split_sha256": {"mnist": "def"}},
     }
     result = replace(numbers, labels={**numbers.labels, "differs_from_paper": {"method.rate": [0.1, 0.2]}})
     text = to_html(
         about.repeat(result, Known({"a": {"b": [1]}}, environment, [], {"study.toml": "123"}, ""), ["run <x>"])
     )
-    for words in ("run &lt;x&gt;", "2.0", "not installed", "abc", "def", "123", "method.rate", "a.b", "cpu"):
+    for words in ("run &lt;x&gt;", "2.0", "not installed", "abc", "f11e", "def", "123", "method.rate", "a.b", "cpu"):
         assert words in text, words
 
 
