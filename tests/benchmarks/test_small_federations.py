@@ -83,6 +83,16 @@ def test_beyond_the_training_rows_nothing_is_learned_that_held_out_rows_deny(tmp
         assert gain.mean() > 2 * gain.std() / len(gain) ** 0.5
 
 
+@pytest.mark.filterwarnings("ignore:rows.csv", "ignore:.* beyond the training rows")
+def test_a_single_particle_has_no_networks_where_lines_do_better(tmp_path: Path) -> None:
+    """Its random start is not averaged out, so that lines need no margin: a second draw, on which they are level."""
+    draws = [runs(made("trend", 1), "pfedgp", (), tmp_path)]
+    assert draws[0]["pfedgp"].labels["model.networks"]["chosen"] is False
+    for group in ("existing", "new"):
+        mean, half = excess(draws, "pfedgp", group)
+        assert mean <= half
+
+
 @pytest.mark.filterwarnings("ignore:the federation overfits")
 def test_the_law_is_broken_without_the_linear_start_and_held_out_rounds(tmp_path: Path) -> None:
     draws = [runs(made("linear", 0), "pac-pfl", ("model.linear=none", "federation.rounds=100"), tmp_path)]

@@ -394,9 +394,11 @@ NOISE = HeldOutChoice(
 )
 """Whether it depends on the inputs: few rows show it in the first rounds, or not at all."""
 
+NETWORKS = HeldOutChoice("networks", (True, False), by_default=False, table="model", clients=True, better="clearly")
+"""Of mean and kernel: particles average their random starts out, so that lines have to be clearly better."""
+
 TRIALS = Trials(50)
 PRIOR = (
-    HeldOutChoice("networks", (True, False), by_default=False, table="model", clients=True, better="clearly"),
     HeldOutChoice("linear_kernel", (True, False), by_default=False, table="model", clients=True),
     HeldOutChoice("client_inputs", ("none", "summaries"), by_default=False, table="data", clients=True),
     HeldOutChoice("residuals", ("gaussian", "mixture"), after=True, by_default=False, table="model"),
@@ -427,6 +429,7 @@ RECIPE = Recipe(
         HeldOutChoice("tau", (1.0, 0.3, 0.1), by_default=False, clients=True),
         RATE._replace(values=_rates),
         HeldOutChoice("bandwidth", ("off-diagonal", "independent"), by_default=False, clients=True),
+        NETWORKS,
         *PRIOR,
     ),
     trials=TRIALS,
