@@ -6,7 +6,7 @@ import argparse
 import platform
 from functools import partial
 from importlib import metadata
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, Final, NoReturn
 
 from pacbayes_fl import __version__
@@ -36,7 +36,13 @@ from pacbayes_fl.cli import (
 from pacbayes_fl.errors import one_line
 
 _PACKAGES: Final = ("torch", "gpytorch", "pyro-ppl")
-_DEBUG: Final = "print where in the code a failure came from, above the line that names it"
+_EVERYWHERE: Final = MappingProxyType(
+    {
+        "--quiet": "print results only: no progress, no warnings",
+        "--debug": "print where in the code a failure came from, above the line that names it",
+    }
+)
+"""Options of every command, before its name or after it."""
 
 COMMANDS: Final = (
     *(
@@ -114,7 +120,8 @@ def parser() -> argparse.ArgumentParser:
         ),
     )
     main.add_argument("--version", action=_Version, help="print the versions of the package and of what it rests on")
-    main.add_argument("--debug", action="store_true", help=_DEBUG)
+    for option, text in _EVERYWHERE.items():
+        main.add_argument(option, action="store_true", help=text)
     commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in COMMANDS:
         module.arguments(partial(_command, commands, module))
@@ -131,6 +138,6 @@ def _command(
     """Add a command with what it does, its line of help and its examples."""
     sub = commands.add_parser(name, help=text.replace("%", "%%"), description=text, examples=examples)
     sub.set_defaults(module=module, stopped="")
-    sub.add_argument("--quiet", action="store_true", help="print results only: no progress, no warnings")
-    sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=_DEBUG)  # before it or after
+    for option, text in _EVERYWHERE.items():
+        sub.add_argument(option, action="store_true", default=argparse.SUPPRESS, help=text)
     return sub

@@ -117,6 +117,17 @@ def test_debug_is_no_part_of_what_a_command_does(capsys: pytest.CaptureFixture[s
     assert lines[: len(lines) // 2] == lines[len(lines) // 2 :]
 
 
+@pytest.mark.parametrize("command", ARGUMENTS)
+def test_quiet_stands_before_a_command_or_after_it(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    module = {"list": "listing"}.get(command, command)
+    monkeypatch.setattr(f"pacbayes_fl.cli.{module}.act", lambda options: seen.append(options.quiet))
+    given = [command, *ARGUMENTS[command]]
+    for arguments in (given, ["--quiet", *given], [*given, "--quiet"]):
+        cli.main(arguments)
+    assert seen == [False, True, True]
+
+
 def test_stopping_is_still_130_and_a_wrong_command_still_2(monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(options: argparse.Namespace) -> None:
         raise KeyboardInterrupt
