@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import inspect
 import re
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, get_args
@@ -16,6 +13,7 @@ from pacbayes_fl import bounds
 from pacbayes_fl.bounds import OWN_BOUNDS, Bound, BoundedLoss, MonteCarlo
 from pacbayes_fl.bounds.checks import of_library
 from pacbayes_fl.bounds.table import DEFAULT as DEFAULT
+from pacbayes_fl.certificates.fingerprint import fingerprint
 from pacbayes_fl.errors import AssumptionError
 
 Beta = float | Literal["rows", "root"]
@@ -116,9 +114,9 @@ class Request:
             result = OWN_BOUNDS.origin(self.bound)
             file = {} if result is None else {"bound_file": str(result.file), "bound_sha256": result.sha256}
         if self.loss is not None and not of_library(self.loss):
-            file["loss_sha256"] = _made_of(self.loss)
+            file["loss_sha256"] = fingerprint(self.loss)
         if self.record not in bounds.BOUNDS.values() and not isinstance(self.bound, str):
-            file["bound_sha256"] = _made_of(self.record.function)
+            file["bound_sha256"] = fingerprint(self.record.function)
         return own | file | {"bound": self.record.name, "loss": None if self.loss is None else self.loss.name}
 
     @property
@@ -162,17 +160,6 @@ class Request:
             Its share of delta; None where nothing was estimated.
         """
         return None if draws is None else MonteCarlo(draws, self.draws_delta * delta, risks, variances, trials)
-
-
-def _made_of(thing: Any) -> str:
-    """Fingerprint an object of the user's: its class or function as it is written, and its values."""
-    kind = thing if inspect.isroutine(thing) else type(thing)
-    source, values = "", repr(thing)
-    with contextlib.suppress(OSError, TypeError):  # of a console
-        source = inspect.getsource(kind)
-    if kind is thing or " at 0x" in values:  # an address, which is another every time
-        values = repr(sorted(getattr(thing, "__dict__", {}).items()))
-    return hashlib.sha256(f"{kind.__module__} {kind.__qualname__}\n{source}\n{values}".encode()).hexdigest()
 
 
 def loss_of(text: str | None) -> BoundedLoss | None:

@@ -1,0 +1,100 @@
+"""Fingerprints of losses and bounds that users bring, by what they compute and not by what they are called."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import re
+import sys
+from collections.abc import Mapping, Set
+from functools import partial
+from types import CodeType
+from typing import Any, Final
+
+import numpy as np
+from torch import Tensor
+
+_PACKAGE: Final = __name__.partition(".")[0]
+_INSTALLED: Final = ("site-packages", "dist-packages")
+_WRITTEN: Final = frozenset({"__doc__", "__module__", "__firstlineno__", "__static_attributes__", "__annotations__"})
+
+
+def fingerprint(thing: object) -> str:
+    """Fingerprint a function, a class or an object: by its code, and by the values that the code can see.
+
+    These are attributes, defaults, closures and global names; what is installed, such as torch, goes by its name.
+
+    Args:
+        thing: any.
+
+    Returns:
+        SHA-256, in hexadecimal: the same in another process of the same Python.
+    """
+    return hashlib.sha256(_described(thing, {}).encode(errors="surrogatepass")).hexdigest()
+
+
+def _described(thing: Any, met: dict[int, tuple[int, object]]) -> str:
+    if thing is None or thing is Ellipsis or isinstance(thing, str | bytes | int | float | complex):
+        return repr(thing)
+    if id(thing) in met:
+        return f"number {met[id(thing)][0]}"
+    met[id(thing)] = len(met), thing  # which keeps it alive, so that no other gets its id
+    inner = partial(_described, met=met)
+    if isinstance(thing, Tensor | np.ndarray | np.generic):
+        return f"{thing.dtype} {thing.tolist()}"
+    if isinstance(thing, Mapping):
+        return f"{{{', '.join(sorted(f'{inner(key)}: {inner(value)}' for key, value in thing.items()))}}}"
+    if isinstance(thing, Set):
+        return f"{{{', '.join(sorted(map(inner, thing)))}}}"
+    if isinstance(thing, list | tuple):
+        return f"[{', '.join(map(inner, thing))}]"
+    if inspect.ismodule(thing):
+        return thing.__name__
+    if isinstance(thing, CodeType):
+        return f"{thing.co_code.hex()} {inner(thing.co_consts)} {thing.co_names} {thing.co_freevars}"
+    return inner(_parts(thing))
+
+
+def _parts(thing: Any) -> list[object]:
+    """What a function, a class or an object is made of."""
+    if isinstance(thing, partial):
+        return [thing.func, thing.args, thing.keywords]
+    if isinstance(thing, property):
+        return [thing.fget]
+    if inspect.ismethod(thing):
+        return [thing.__func__, thing.__self__]
+    if isinstance(thing, staticmethod | classmethod):
+        return [thing.__func__]
+    name = f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', '')}"
+    if inspect.isclass(thing):
+        return [name] if _installed(thing.__module__) else [name, thing.__bases__, _members(thing)]
+    if inspect.isfunction(thing):
+        sees: list[object] = [] if _installed(thing.__module__) else [thing.__code__, _seen(thing)]
+        return [name, thing.__defaults__, thing.__kwdefaults__, thing.__dict__, *sees]
+    if inspect.isroutine(thing):
+        return [name]
+    slots = (each for kind in type(thing).__mro__ for each in np.atleast_1d(getattr(kind, "__slots__", ())).tolist())
+    held = {each: getattr(thing, each) for each in slots if hasattr(thing, each) and not each.startswith("__")}
+    values = {**held, **getattr(thing, "__dict__", {})}
+    return [type(thing), values or re.sub(r" at 0x[0-9a-fA-F]+", "", repr(thing))]
+
+
+def _members(kind: type) -> dict[str, object]:
+    own = {name: value for name, value in vars(kind).items() if name not in _WRITTEN}
+    return {name: value for name, value in own.items() if not inspect.isgetsetdescriptor(value) and name != "_abc_impl"}
+
+
+def _seen(function: Any) -> tuple[object, ...]:
+    """Values of the names of a function's closure and of its module."""
+    with contextlib.suppress(ValueError):  # a cell that is still empty
+        found = inspect.getclosurevars(function)
+        return found.nonlocals, found.globals
+    return ()
+
+
+def _installed(module: str | None) -> bool:
+    top = str(module).partition(".")[0]
+    file = str(getattr(sys.modules.get(top), "__file__", None))
+    known = top == _PACKAGE or top in sys.stdlib_module_names or any(part in file for part in _INSTALLED)
+    return known and top != "__main__"  # which may be a program that was installed, and holds what a console defines

@@ -1,0 +1,111 @@
+"""Fingerprints of what users bring: other values give others, wherever the values stand, and equal ones the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from pacbayes_fl.bounds import SaturatingSquare
+from pacbayes_fl.certificates.fingerprint import fingerprint
+
+
+class Named(SaturatingSquare):
+    """A loss of one's own that says nothing of its settings."""
+
+    name = "mine"  # type: ignore[assignment]
+
+    def __init__(self, weight: Any) -> None:
+        super().__init__(1.0)
+        self.__dict__["weight"] = weight
+
+    def __repr__(self) -> str:
+        return "Named()"
+
+
+@dataclass(frozen=True)
+class Slotted:
+    """An object without a dictionary."""
+
+    __slots__ = ("weight",)
+    weight: float
+
+
+def times(x: float, weight: float) -> float:
+    return x * weight
+
+
+def with_default(weight: float) -> Callable[..., float]:
+    def made(x: float, weight: float = weight) -> float:
+        return x * weight
+
+    return made
+
+
+def closed_over(weight: float) -> Callable[..., float]:
+    def made(x: float) -> float:
+        return x * weight
+
+    return made
+
+
+def with_method(weight: float) -> object:
+    class Made:
+        def __call__(self, x: float) -> float:
+            return x * weight
+
+    return Made()
+
+
+def of_console(text: str) -> Callable[..., float]:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(text, names)
+    return names["made"]  # type: ignore[no-any-return]
+
+
+MAKERS: dict[str, Callable[[float], object]] = {
+    "attribute": Named,
+    "attribute in a list": lambda weight: Named([weight]),
+    "attribute that is a function": lambda weight: Named(closed_over(weight)),
+    "long tensor": lambda weight: Named(torch.cat([torch.zeros(3000), torch.tensor([weight]), torch.zeros(3000)])),
+    "slot": Slotted,
+    "method of an object": lambda weight: Slotted(weight).__eq__,
+    "default": with_default,
+    "closure": closed_over,
+    "closure of a method": with_method,
+    "partial": lambda weight: partial(times, weight=weight),
+    "constant in a console": lambda weight: of_console(f"def made(x):\n return x * {weight}"),
+    "global name": lambda weight: of_console(f"C = {weight}\ndef made(x):\n return x * C"),
+    "global of a helper": lambda weight: of_console(
+        f"C = {weight}\ndef helper(x):\n return x * C\ndef made(x):\n return helper(x)"
+    ),
+}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("where", MAKERS)
+def test_another_value_gives_another_fingerprint_and_the_same_value_the_same(where: str) -> None:
+    make = MAKERS[where]
+    assert fingerprint(make(0.5)) == fingerprint(make(0.5)) != fingerprint(make(0.25))
+
+
+def test_a_fingerprint_is_the_same_in_another_process() -> None:
+    made = [fingerprint(make(0.5)) for make in MAKERS.values()]
+    code = (
+        "from tests.certificates.test_fingerprint import MAKERS, fingerprint\n"
+        "print(*(fingerprint(make(0.5)) for make in MAKERS.values()))"
+    )
+    again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert again.stdout.split() == made
+
+
+def test_what_holds_itself_has_a_fingerprint() -> None:
+    own: list[object] = [1.0]
+    own.append(own)
+    assert fingerprint(Named(own)) == fingerprint(Named(own))
