@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior
+from pacbayes_fl.posteriors.functions.gaussian_process import JITTERS, GPPosterior
 from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.posteriors.weights.mixture import log_mixture_kl
 
@@ -38,7 +38,7 @@ class Spectrum:
         basis: D^(-1/2) U [K, P, N, N], in 1 / units of y.
         values: e [K, P, N], from 0; 0 on padding.
         targets: t = U' D^(-1/2) (y - m) [K, P, N].
-        usable: bool [K, P], False where P or S is not known.
+        usable: bool [K, P], False where P or S is not known, or S + D is indefinite beyond jitter.
     """
 
     prior: GPPosterior
@@ -151,6 +151,8 @@ def _spectrum(prior: GPPosterior, rows: ClientBatch) -> Spectrum:
     usable = prior.log_evidence.isfinite() & matrix.flatten(2).sum(-1).isfinite()
     matrix = torch.where(usable[..., None, None], matrix, 0.0)
     values, vectors = (each.to(matrix.device) for each in torch.linalg.eigh(matrix.cpu()))  # a GPU takes them in turn
+    size = values.sum(-1, keepdim=True) / rows.size.view(-1, 1, 1).clamp_min(1.0)  # mean of the diagonal
+    usable &= (values > -1.0 - JITTERS[-1] * (1.0 + size)).all(-1)  # the covariance of targets is definite
     residual = torch.where(real, rows.y.unsqueeze(1) - prior.function(rows.x).means, 0.0)
     targets = (vectors.mT @ (scale * residual).unsqueeze(-1)).squeeze(-1)
     basis = scale.unsqueeze(-1) * vectors

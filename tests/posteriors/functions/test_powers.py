@@ -88,6 +88,29 @@ def test_what_is_not_known_of_a_client_stays_with_it() -> None:
     close(found.function(NEW).means[1:], sound.function(NEW).means[1:])
 
 
+class Indefinite(DeepKernelGP):
+    """A model of one's own whose covariance is none: what is the same everywhere was taken off it."""
+
+    def embedding(self, theta: Tensor, x: Tensor) -> None:
+        return None
+
+    def bind(self, theta: Tensor) -> Any:
+        return lambda x: (self.mean(theta, x), None)
+
+    def covariance(self, theta: Tensor, x: Tensor, other: Tensor | None = None) -> Tensor:
+        return super().covariance(theta, x, other) - 3.0
+
+
+def test_a_covariance_that_is_indefinite_has_powers_no_more_than_the_posterior_of_all_of_it() -> None:
+    batch = clients()
+    nothing = batch.rows(torch.zeros(batch.clients, 0, dtype=torch.long))
+    model = Indefinite(batch.x.shape[2], (4,), (4,))
+    theta = particles(model, len(SIZES), 2)
+    assert bool(condition(model, theta, batch).log_evidence.isnan().all())
+    ((found, kl),) = between(condition(model, theta, nothing), batch, [0.5])
+    assert bool(found.kl().isnan().all()) and not bool(kl.isfinite().any())
+
+
 def test_powers_are_known_of_exact_posteriors_under_gaussian_noise_alone() -> None:
     batch = clients()
     none = batch.rows(torch.zeros(batch.clients, 0, dtype=torch.long))
