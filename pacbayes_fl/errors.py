@@ -188,7 +188,8 @@ def several(name: str, value: object) -> None:
     Raises:
         StudyError: when it is a text, or nothing that holds values.
     """
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+    holds = isinstance(value, Iterable) or hasattr(type(value), "__getitem__")
+    if isinstance(value, str | bytes) or not holds or getattr(value, "ndim", 1) == 0:
         one = f'["{value}"]' if isinstance(value, str) else f"[{shown(value, 40)}]"
         raise StudyError(f"{name} must be a list, got {shown(value)}", hint=f"write {one} for one alone")
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from functools import partial
 
+import numpy as np
 import pytest
+import torch
 
 from pacbayes_fl import errors
 from pacbayes_fl.errors import PacBayesFLError, caller_stacklevel, counted
@@ -75,3 +78,33 @@ def test_a_warning_finds_the_first_caller_outside_of_the_package() -> None:
 @pytest.mark.parametrize(("number", "told"), [(0, "0 rows"), (1, "1 row"), (2, "2 rows")])
 def test_one_of_things_is_no_plural(number: int, told: str) -> None:
     assert counted(number, "row") == told
+
+
+class OfPositions:
+    """Holds values as a sequence of old does, and as a torch `Dataset`: by position alone."""
+
+    def __getitem__(self, at: int) -> str:
+        return "ab"[at]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *([], ("a",), {"a"}, {"a": 1}, {"a": 1}.keys(), range(2), (one for one in "ab"), zip("a", "b", strict=True)),
+        *(np.zeros(2), torch.zeros(2), OfPositions()),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_whatever_holds_values_is_several_and_is_left_as_it_was(value: object) -> None:
+    errors.several("x", value)
+    assert next(iter(value), None) in (None, "a", 0, ("a", "b"))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["a", b"a", 3, None, object, np.array(3.0), np.float64(3.0), torch.tensor(3.0), partial(print)],
+    ids=lambda value: type(value).__name__,
+)
+def test_one_value_is_not_several(value: object) -> None:
+    with pytest.raises(errors.StudyError, match=r"^x must be a list, got .*write \["):
+        errors.several("x", value)
