@@ -47,7 +47,7 @@ class Turn:
         if self.folder is None or self.entry is None:
             return
         path = self.folder / FILE
-        with _locked(path) as file:
+        with _beside(self.folder), _locked(path) as file:
             extend(self.folder, FILE)
             now = _number(self.folder, self.entry)
             if now != self.number:
@@ -173,6 +173,17 @@ def _ends(path: Path) -> bool:
     """Whether a file is empty or ends with a whole line."""
     data = path.read_bytes()
     return not data or data.endswith(b"\n")
+
+
+@contextlib.contextmanager
+def _beside(folder: Path) -> Iterator[None]:
+    """Let requests in folders beside this one wait, where a system can lock a folder: they count each other's."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            parent = os.open(folder.resolve().parent, os.O_RDONLY)
+            held.callback(os.close, parent)
+            fcntl.flock(parent, fcntl.LOCK_EX)
+        yield
 
 
 @contextlib.contextmanager

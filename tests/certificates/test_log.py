@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 from pacbayes_fl.bounds import BOUNDS, SaturatingSquare
+from pacbayes_fl.certificates import log
 from pacbayes_fl.certificates.clients import certify, checked
 from pacbayes_fl.certificates.log import FILE, share, turn
 from pacbayes_fl.certificates.request import Request
@@ -214,6 +217,27 @@ def test_two_requests_at_a_time_do_not_get_one_number(tmp_path: Path) -> None:
     mine.keep()  # again: it stands there
     assert [json.loads(line)["number"] for line in (tmp_path / FILE).read_text().splitlines()] == [1, 2]
     assert turn(None, SEEGER).number == 1 and turn(None, SEEGER).folder is None
+
+
+def test_requests_at_a_time_in_folders_side_by_side_do_not_get_one_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one looks, the other cannot write: both would find nothing, and get the number that is free."""
+    folders, known = [tmp_path / name for name in "ab"], log._known
+    for folder in folders:
+        folder.mkdir()
+    turns = [turn(folder, SEEGER) for folder in folders]
+
+    def slow(*args: Any) -> Any:
+        result = known(*args)
+        time.sleep(0.3)
+        return result
+
+    monkeypatch.setattr(log, "_known", slow)
+    with ThreadPoolExecutor(2) as pool:
+        errors = [future.exception() for future in [pool.submit(one.keep) for one in turns]]
+    assert max(map(str, errors)).startswith("request 1 of these rows became request 2")
+    assert sum(error is None for error in errors) == 1
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
