@@ -9,16 +9,19 @@ import pytest
 
 from pacbayes_fl.certificates.clients import certify
 from pacbayes_fl.certificates.request import Request
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.methods import METHODS
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.foreseen import announce
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.run import train
-from tests.tiny import on_csv, quick, rows, tiny, write_csv
+from tests.tiny import NUMBERS, on_csv, quick, rows, tiny, write_csv
 from tests.tiny_images import tiny_images, write_root
 
 SPLIT, FOLDS = ("report.certify.scheme=split",), ("report.certify.scheme=folds", "report.certify.folds=2")
 NETWORK = ("model={kind='vgg'}", *quick("pac-pfl-bnn"), "method.posterior=importance", "method.particles=1")
+SERIES = {"persistence"}  # which needs a lag
 
 
 def of_file(folder: Path, *sets: str) -> Study:
@@ -65,6 +68,25 @@ def test_what_certify_refuses_for_the_study_s_sake_is_said_before_the_training(c
     table = certify(trained, Request(draws=2))
     assert bool(table.reasons["existing"]) == bool(words)
     assert all(reason in said[0] for reason in table.reasons["existing"])
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in SERIES])
+@pytest.mark.parametrize("sets", [(*SPLIT, "report.certify.prior=global"), FOLDS], ids=["split", "folds"])
+def test_no_method_is_said_to_have_no_certificate_that_has_one(
+    name: str, sets: tuple[str, ...], tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """By a bound that needs no posterior, which every method can have: of folds where it can be trained in them."""
+    if name in NUMBERS:
+        study = tiny(*quick(name), *sets, "data.options.clients=6", "federation.rounds=1")
+    else:
+        study = tiny_images(write_root(tmp_path), *quick(name), *sets, "federation.rounds=1")
+    try:
+        trained = train(study)
+    except StudyError as error:
+        assert "cannot be trained in folds" in str(error) and sets == FOLDS
+        return
+    assert certify(trained, Request("holdout-betting")).reasons["existing"] == []
+    assert not [one for one in recwarn if "certify will refuse" in str(one.message)]
 
 
 def test_a_study_that_reserves_no_rows_asks_for_no_certificates(
