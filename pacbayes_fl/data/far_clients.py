@@ -141,7 +141,10 @@ def say_far(
     if bool(out.any()):
         who = [name for name, one in zip(clients, out.tolist(), strict=True) if one]
         where = [name for name, one in zip(names, away.any(0).tolist(), strict=True) if one]
-        text = f"{_first(who)}: {_first(where)} far from that of all other clients, and {what}"
+        columns = (
+            f"column {where[0]} is far from that" if len(where) == 1 else f"columns {_first(where)} are far from those"
+        )
+        text = f"{_first(who)}: {columns} of all other clients, and {what}"
         warnings.warn(f"{text}; check their units, or leave them out", stacklevel=caller_stacklevel())
     return out
 

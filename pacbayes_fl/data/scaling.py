@@ -297,7 +297,7 @@ def settle_moments(
     inside = known.inside
     across = [kind in FEDERATED or (kind is None and one) for kind, one in zip(asked, inside.flat.all(0), strict=True)]
     if not alone:
-        said = "in units of its own, column_scale 'none', it can move what all learn"
+        said = "in no common units, column_scale 'none', can move what all learn"
         say_far(inside, known.size > 0, known.names, names, [kind == "none" for kind in asked], said)
     if not alone and any(across):
         near = without_far_by(inside, known.size > 0, known.names, names, across, "the moments of all clients")

@@ -76,7 +76,7 @@ def test_a_column_that_tells_clients_apart_is_not_judged_by_its_rounding(clients
 def test_moments_are_those_of_the_others_and_a_warning_says_of_whom(kind: ColumnScale) -> None:
     columns = rows()
     hostile = torch.cat((columns, torch.full((1, 10, 2), 1e12, dtype=torch.float64)))
-    with pytest.warns(UserWarning, match="^c12: a, y far from that of all other clients, and left out of the moments"):
+    with pytest.warns(UserWarning, match="^c12: columns a, y are far from those of all other clients, and left out of"):
         shared = scaling.settle(batch_of(hostile), [kind, kind], ["a", "y"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -89,9 +89,7 @@ def test_a_client_that_is_far_in_columns_of_no_scale_is_named_and_stays() -> Non
     columns = rows()
     hostile = torch.cat((columns, columns[:1]))
     hostile[12, 3, 0] = 1e30
-    said = (
-        "^c12: a far from that of all other clients, and in units of its own, column_scale 'none', it can move what all"
-    )
+    said = "^c12: column a is far from that of all other clients, and in no common units, column_scale 'none', can"
     with pytest.warns(UserWarning, match=said):
         shared = scaling.settle(batch_of(hostile), ["none", "none"], ["a", "y"])
     assert shared.kinds == ("none", "none")
@@ -108,7 +106,7 @@ def test_a_run_names_the_client_whose_input_moves_what_all_learn(method: str, tm
     next(row for row in table if row["client"] == "existing_2")["wind"] = 1e30
     sets = [*tiny.quick(method), "data.scale=none"]
     with pytest.warns(
-        UserWarning, match="^existing_2: wind far from that of all other clients, and in units of its own"
+        UserWarning, match="^existing_2: column wind is far from that of all other clients, and in no common units"
     ):
         with contextlib.suppress(NumericalError):  # some methods stop, and not all by the name of the culprit
             run(tiny.on_csv(tiny.write_csv(tmp_path / "rows.csv", table), *sets))
