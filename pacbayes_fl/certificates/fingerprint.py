@@ -15,6 +15,8 @@ from typing import Any, Final
 import numpy as np
 from torch import Tensor
 
+from pacbayes_fl.errors import AssumptionError, shown
+
 _PACKAGE: Final = __name__.partition(".")[0]
 _INSTALLED: Final = ("site-packages", "dist-packages")
 _WRITTEN: Final = frozenset({"__doc__", "__module__", "__firstlineno__", "__static_attributes__", "__annotations__"})
@@ -30,8 +32,18 @@ def fingerprint(thing: object) -> str:
 
     Returns:
         SHA-256, in hexadecimal: the same in another process of the same Python.
+
+    Raises:
+        AssumptionError: when it holds values in values, deeper than Python follows.
     """
-    return hashlib.sha256(_described(thing, {}).encode(errors="surrogatepass")).hexdigest()
+    try:
+        text = _described(thing, {})
+    except RecursionError as error:
+        what = f"{shown(thing)} holds values in values, deeper than Python follows"
+        raise AssumptionError(
+            what, hint="certificates are counted by what a loss or a bound of your own holds"
+        ) from error
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def _described(thing: Any, met: dict[int, tuple[int, object]]) -> str:
@@ -42,7 +54,9 @@ def _described(thing: Any, met: dict[int, tuple[int, object]]) -> str:
     met[id(thing)] = len(met), thing  # which keeps it alive, so that no other gets its id
     inner = partial(_described, met=met)
     if isinstance(thing, Tensor | np.ndarray | np.generic):
-        return f"{thing.dtype} {thing.tolist()}"
+        if isinstance(thing, Tensor):
+            thing = thing.detach().to_dense()
+        return f"{thing.dtype} {str(thing) if getattr(thing, 'is_meta', False) else thing.tolist()}"
     if isinstance(thing, Mapping):
         return f"{{{', '.join(sorted(f'{inner(key)}: {inner(value)}' for key, value in thing.items()))}}}"
     if isinstance(thing, Set):

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -14,12 +15,13 @@ import torch
 
 from pacbayes_fl.bounds import SaturatingSquare
 from pacbayes_fl.certificates.fingerprint import fingerprint
+from pacbayes_fl.errors import AssumptionError
 
 
 class Named(SaturatingSquare):
     """A loss of one's own that says nothing of its settings."""
 
-    name = "mine"  # type: ignore[assignment]
+    name = "mine"
 
     def __init__(self, weight: Any) -> None:
         super().__init__(1.0)
@@ -105,7 +107,31 @@ def test_a_fingerprint_is_the_same_in_another_process() -> None:
     assert again.stdout.split() == made
 
 
-def test_what_holds_itself_has_a_fingerprint() -> None:
+def holding_itself() -> list[object]:
     own: list[object] = [1.0]
     own.append(own)
-    assert fingerprint(Named(own)) == fingerprint(Named(own))
+    return own
+
+
+def deep() -> list[object]:
+    own: list[object] = []
+    for _ in range(5000):
+        own = [own]
+    return own
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(holding_itself, object, Lock, torch.Generator, lambda: torch.eye(2).to_sparse()),
+        *(lambda: torch.empty(2, device="meta"), lambda: torch.nn.Linear(2, 1).bias.fill_(0.0)),
+    ],
+)
+@torch.no_grad()
+def test_whatever_a_loss_holds_it_has_a_fingerprint(make: Callable[[], object]) -> None:
+    assert fingerprint(Named(make())) == fingerprint(Named(make()))
+
+
+def test_what_is_deeper_than_python_follows_is_refused() -> None:
+    with pytest.raises(AssumptionError, match=r"^Named\(\) holds values in values"):
+        fingerprint(Named(deep()))
