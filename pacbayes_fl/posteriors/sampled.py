@@ -176,8 +176,8 @@ class SampledMixture:
         low, high = torch.as_tensor(torch.inf).to(level), torch.as_tensor(-torch.inf).to(level)
         for weight, one in zip(self._columns, self.components, strict=True):
             result, counts = univariate.quantile(one, each), ~weight.isneginf()
-            low = torch.where(counts & (result < low), result, low)
-            high = torch.where(counts & (result > high), result, high)
+            low = torch.where(counts, low.minimum(result), low)  # NaN, where one of them is
+            high = torch.where(counts, high.maximum(result), high)
 
         def of(y: Tensor) -> Tensor:
             return self._mix(univariate.cdf(one, y) for one in self.components)

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pyro
 import pyro.distributions as d
 import pytest
 import torch
@@ -304,6 +305,14 @@ def test_a_level_is_a_number_or_a_tensor_of_any_shape(name: str) -> None:
     assert torch.equal(one.quantile(levels), known.view(3, 2, K, N))
     assert torch.equal(one.quantile(0.25), known[1]) and torch.equal(one.quantile(levels[0, 1]), known[1])
     assert torch.equal(one.quantile(0), known[4]) and torch.equal(one.quantile(torch.tensor(1)), known[5])
+
+
+@pytest.mark.parametrize("kind", [d.Normal, d.StudentT, d.Laplace, d.Poisson])
+def test_of_what_is_not_known_no_quantile_is(kind: Any) -> None:
+    wanting = {d.Normal: (math.nan, 1.0), d.StudentT: (3.0, math.nan, 1.0), d.Laplace: (math.nan, 1.0)}
+    with pyro.validation_enabled(False):
+        found = sampled(kind, *wanting.get(kind, (math.nan,))).quantile(torch.tensor([0.0, 0.3, 0.7, 1.0]).double())
+    assert bool(found.isnan().all())
 
 
 @every_support
