@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Mapping, Set
 from functools import partial
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, Final
 
 import numpy as np
@@ -99,12 +99,20 @@ def _members(kind: type) -> dict[str, object]:
     return {name: value for name, value in own.items() if not inspect.isgetsetdescriptor(value) and name != "_abc_impl"}
 
 
-def _seen(function: Any) -> tuple[object, ...]:
-    """Values of the names of a function's closure and of its module."""
-    with contextlib.suppress(ValueError):  # a cell that is still empty
-        found = inspect.getclosurevars(function)
-        return found.nonlocals, found.globals
-    return ()
+def _seen(function: FunctionType) -> list[object]:
+    """Values of the names of a function's closure and of its module, as far as there are any yet."""
+    found: list[object] = []
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # it is empty
+            found.append((name, cell.cell_contents))
+    known = function.__globals__
+    return [*found, {name: known[name] for name in sorted(_names(function.__code__)) if name in known}]
+
+
+def _names(code: CodeType) -> set[str]:
+    """Names that a code and those within it, such as of comprehensions, look up."""
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return {*code.co_names}.union(*map(_names, inner))
 
 
 def _installed(module: str | None) -> bool:

@@ -84,6 +84,9 @@ MAKERS: dict[str, Callable[[float], object]] = {
     "partial": lambda weight: partial(times, weight=weight),
     "constant in a console": lambda weight: of_console(f"def made(x):\n return x * {weight}"),
     "global name": lambda weight: of_console(f"C = {weight}\ndef made(x):\n return x * C"),
+    "global name in a function within": lambda weight: of_console(
+        f"C = {weight}\ndef made(x):\n return sum(C * one for one in x)"
+    ),
     "global of a helper": lambda weight: of_console(
         f"C = {weight}\ndef helper(x):\n return x * C\ndef made(x):\n return helper(x)"
     ),
@@ -130,6 +133,14 @@ def deep() -> list[object]:
 @torch.no_grad()
 def test_whatever_a_loss_holds_it_has_a_fingerprint(make: Callable[[], object]) -> None:
     assert fingerprint(Named(make())) == fingerprint(Named(make()))
+
+
+def test_a_function_that_waits_for_a_value_has_a_fingerprint() -> None:
+    def made(x: float) -> float:
+        return x * late
+
+    assert fingerprint(made) == fingerprint(made)
+    late = 2.0
 
 
 def test_what_is_deeper_than_python_follows_is_refused() -> None:
