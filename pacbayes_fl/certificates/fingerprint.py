@@ -25,7 +25,8 @@ _WRITTEN: Final = frozenset({"__doc__", "__module__", "__firstlineno__", "__stat
 def fingerprint(thing: object) -> str:
     """Fingerprint a function, a class or an object: by its code, and by the values that the code can see.
 
-    These are attributes, defaults, closures and global names; what is installed, such as torch, goes by its name.
+    These are attributes, defaults, closures and global names. What is installed and of another package than the thing
+    itself, such as torch, goes by its name.
 
     Args:
         thing: any.
@@ -36,8 +37,11 @@ def fingerprint(thing: object) -> str:
     Raises:
         AssumptionError: when it holds values in values, deeper than Python follows.
     """
+    own = thing
+    while isinstance(own, partial):
+        own = own.func
     try:
-        text = _described(thing, {})
+        text = _described(thing, {}, str(getattr(own, "__module__", None)).partition(".")[0])
     except RecursionError as error:
         what = f"{shown(thing)} holds values in values, deeper than Python follows"
         raise AssumptionError(
@@ -46,13 +50,13 @@ def fingerprint(thing: object) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
-def _described(thing: Any, met: dict[int, tuple[int, object]]) -> str:
+def _described(thing: Any, met: dict[int, tuple[int, object]], home: str) -> str:
     if thing is None or thing is Ellipsis or isinstance(thing, str | bytes | int | float | complex):
         return repr(thing)
     if id(thing) in met:
         return f"number {met[id(thing)][0]}"
     met[id(thing)] = len(met), thing  # which keeps it alive, so that no other gets its id
-    inner = partial(_described, met=met)
+    inner = partial(_described, met=met, home=home)
     if isinstance(thing, Tensor | np.ndarray | np.generic):
         if isinstance(thing, Tensor):
             thing = thing.detach().to_dense()
@@ -67,10 +71,10 @@ def _described(thing: Any, met: dict[int, tuple[int, object]]) -> str:
         return thing.__name__
     if isinstance(thing, CodeType):
         return f"{thing.co_code.hex()} {inner(thing.co_consts)} {thing.co_names} {thing.co_freevars}"
-    return inner(_parts(thing))
+    return inner(_parts(thing, home))
 
 
-def _parts(thing: Any) -> list[object]:
+def _parts(thing: Any, home: str) -> list[object]:
     """What a function, a class or an object is made of."""
     if isinstance(thing, partial):
         return [thing.func, thing.args, thing.keywords]
@@ -82,9 +86,9 @@ def _parts(thing: Any) -> list[object]:
         return [thing.__func__]
     name = f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', '')}"
     if inspect.isclass(thing):
-        return [name] if _installed(thing.__module__) else [name, thing.__bases__, _members(thing)]
+        return [name] if _installed(thing.__module__, home) else [name, thing.__bases__, _members(thing)]
     if inspect.isfunction(thing):
-        sees: list[object] = [] if _installed(thing.__module__) else [thing.__code__, _seen(thing)]
+        sees: list[object] = [] if _installed(thing.__module__, home) else [thing.__code__, _seen(thing)]
         return [name, thing.__defaults__, thing.__kwdefaults__, thing.__dict__, *sees]
     if inspect.isroutine(thing):
         return [name]
@@ -115,8 +119,9 @@ def _names(code: CodeType) -> set[str]:
     return {*code.co_names}.union(*map(_names, inner))
 
 
-def _installed(module: str | None) -> bool:
+def _installed(module: str | None, home: str) -> bool:
     top = str(module).partition(".")[0]
+    if top == _PACKAGE or top in sys.stdlib_module_names:
+        return True
     file = str(getattr(sys.modules.get(top), "__file__", None))
-    known = top == _PACKAGE or top in sys.stdlib_module_names or any(part in file for part in _INSTALLED)
-    return known and top != "__main__"  # which may be a program that was installed, and holds what a console defines
+    return top not in (home, "__main__") and any(part in file for part in _INSTALLED)

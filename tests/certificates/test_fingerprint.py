@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module, invalidate_caches
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -141,6 +144,21 @@ def test_a_function_that_waits_for_a_value_has_a_fingerprint() -> None:
 
     assert fingerprint(made) == fingerprint(made)
     late = 2.0
+
+
+def test_what_somebody_has_installed_is_seen_by_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    found = []
+    for weight in (0.5, 0.25, 0.5):
+        (folder / "own_loss.py").write_text(f"C = {weight}\nclass Own:\n def __call__(self, x):\n  return x * C\n")
+        shutil.rmtree(folder / "__pycache__", ignore_errors=True)
+        monkeypatch.delitem(sys.modules, "own_loss", raising=False)
+        invalidate_caches()
+        found.append(fingerprint(import_module("own_loss").Own()))
+    monkeypatch.delitem(sys.modules, "own_loss")
+    assert found[0] == found[2] != found[1]
 
 
 def test_what_is_deeper_than_python_follows_is_refused() -> None:
