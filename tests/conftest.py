@@ -23,6 +23,7 @@ import hypothesis
 import pytest
 import torch
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 
 from pacbayes_fl import cli, pages
@@ -93,7 +94,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(skip)
 
 
-_RENDERED = Figure.savefig, Figure.draw_without_rendering
+_RENDERED = Figure.savefig, ConstrainedLayoutEngine.execute
 _HEADS = {"png": b"\x89PNG\r\n", "svg": b"<?xml <svg"}
 
 
@@ -103,14 +104,15 @@ def _texts_only(figure: Figure, file: BinaryIO, *, format: str, **_: object) -> 
     file.write(b"\n".join([_HEADS[format], *(text.encode() for text in texts)]))
 
 
-Figure.savefig, Figure.draw_without_rendering = _texts_only, lambda _: None  # type: ignore[method-assign,assignment]
+Figure.savefig = _texts_only  # type: ignore[method-assign,assignment]
+ConstrainedLayoutEngine.execute = lambda *_: None  # type: ignore[method-assign]
 
 
 @pytest.fixture
 def rendered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let figures be drawn: the others are written as their texts."""
     monkeypatch.setattr(Figure, "savefig", _RENDERED[0])
-    monkeypatch.setattr(Figure, "draw_without_rendering", _RENDERED[1])
+    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", _RENDERED[1])
 
 
 _PAGES = {name: getattr(pages, name) for name in ("write_run", "write_comparison", "write_search", "refresh")}

@@ -18,7 +18,7 @@ from pacbayes_fl.plots.convergence import convergence_curves
 from pacbayes_fl.plots.diagnostics import diagnostics
 from pacbayes_fl.plots.intervals import interval_plot
 from pacbayes_fl.plots.learning import learning_curve
-from pacbayes_fl.plots.paper import SCREEN, Look
+from pacbayes_fl.plots.paper import SCREEN, Look, lay_out
 from pacbayes_fl.plots.predictive import predictive_bands
 from pacbayes_fl.plots.privacy import privacy_utility
 from pacbayes_fl.plots.reliability import reliability_diagram
@@ -222,7 +222,7 @@ def _save(figures: Mapping[str, Callable[[], Figure]], folder: Path, formats: Se
             if unknown := [ending for ending in formats if ending not in known]:
                 raise StudyError(f"formats must be among {', '.join(sorted(known))}, got {', '.join(unknown)}")
             look.apply(figure)
-            figure.draw_without_rendering()
+            lay_out(figure)
             figure.set_layout_engine("none")  # the first drawing places everything, the same for every format
             files.make_folder(folder)
             for ending in formats:

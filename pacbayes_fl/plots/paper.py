@@ -96,15 +96,28 @@ def _fit(figure: Figure, width: float) -> None:
     figure.set_size_inches(width, panel * (deep if fit < columns else rows))
 
 
+def lay_out(figure: Figure) -> None:
+    """Place all that a figure holds, as drawing it begins with.
+
+    Args:
+        figure: one that was made with a layout engine, which is asked alone: drawing it all takes twice as long.
+    """
+    engine = figure.get_layout_engine()
+    if engine is None:
+        figure.draw_without_rendering()
+    else:
+        engine.execute(figure)
+
+
 def _make_room(figure: Figure) -> None:
     """Keep texts from one another and inside the figure, as far as lines can be broken and ticks left out."""
-    figure.draw_without_rendering()
+    lay_out(figure)
     # lists, not generators: each legend is placed and each label broken, also after the first that changes
     if any([_place(figure, legend) for legend in list(figure.legends)]):
-        figure.draw_without_rendering()
+        lay_out(figure)
     labels = [(axis.yaxis.label, axis.get_window_extent().height) for axis in figure.axes]
     if any([_break(label, label.get_window_extent().height, room) for label, room in labels]):
-        figure.draw_without_rendering()
+        lay_out(figure)
     for axis in figure.axes:
         box = axis.get_window_extent()
         middle = (box.x0 + box.x1) / 2
