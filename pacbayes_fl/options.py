@@ -15,6 +15,7 @@ import sys
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import (
     Any,
@@ -111,7 +112,7 @@ class Range:
         Returns:
             True where it is, and where the range has no bound.
         """
-        if self == Range():
+        if self.low is None and self.high is None and self.above is None and self.below is None:
             return True
         return (
             (math.isfinite(number) or self.high == math.inf == number)
@@ -289,16 +290,22 @@ def _literal(kind: object) -> tuple[str, ...]:
     return ()
 
 
-class _Texts(dict[type, Mapping[str, tuple[str, ...]]]):
-    """Texts that the fields of a dataclass may be, of those whose type is not open to all texts; read once a class."""
+class _Bounded(dict[type, tuple[tuple[str, _Facts, tuple[str, ...] | None], ...]]):
+    """Fields of a dataclass that have a range or texts: name, facts, and texts by the type; read once a class."""
 
-    def __missing__(self, cls: type) -> Mapping[str, tuple[str, ...]]:
-        own = get_type_hints(cls)
-        self[cls] = {name: _literal(kind) for name, kind in own.items() if _literal(kind) and str not in get_args(kind)}
+    def __missing__(self, cls: type) -> tuple[tuple[str, _Facts, tuple[str, ...] | None], ...]:
+        kinds, result = get_type_hints(cls), []
+        for field in dataclasses.fields(cls):
+            facts: _Facts = field.metadata.get(_METADATA, _Facts())
+            kind = kinds[field.name]
+            texts = _literal(kind) if _literal(kind) and str not in get_args(kind) else None
+            if texts is not None or facts.names is not None or facts.range != Range():
+                result.append((field.name, facts, texts))
+        self[cls] = tuple(result)
         return self[cls]
 
 
-_TEXTS: Final = _Texts()
+_BOUNDED: Final = _Bounded()
 
 
 def options_of(cls: type) -> dict[str, Option]:
@@ -362,11 +369,17 @@ def meanings(cls: type) -> dict[str, str]:
     """
     result: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        result |= dict(_arguments(inspect.cleandoc(base.__dict__.get("__doc__") or "")))
+        result |= _arguments(base.__dict__.get("__doc__") or "")
     return result
 
 
-def _arguments(text: str) -> Iterator[tuple[str, str]]:
+@cache  # which every method's options ask for anew, of the same few hundred docstrings
+def _arguments(text: str) -> Mapping[str, str]:
+    """Read the arguments of a docstring by name."""
+    return types.MappingProxyType(dict(_entries(inspect.cleandoc(text))))
+
+
+def _entries(text: str) -> Iterator[tuple[str, str]]:
     """Yield the arguments of a docstring; several names before one colon share a meaning."""
     sections = re.split(r"^(?=\w+:$)", text, flags=re.MULTILINE)
     for section in sections:
@@ -390,17 +403,18 @@ def check(part: Any, where: str = "", error: type[PacBayesFLError] = StudyError)
     Raises:
         PacBayesFLError: of the class `error`, naming the first option that is not, its range and what came.
     """
-    place, texts = f"{where} " if where else "", _TEXTS[type(part)]
-    for field in dataclasses.fields(part):
-        facts: _Facts = field.metadata.get(_METADATA, _Facts())
-        value = getattr(part, field.name)
+    place = f"{where} " if where else ""
+    for name, facts, texts in _BOUNDED[type(part)]:
+        value = getattr(part, name)
         numbers = value if isinstance(value, tuple | list) else (value,)
         if not all(facts.range.holds(number) for number in numbers if _is_number(number)):
-            what = f"{place}{field.name} must be {facts.range}, got {_given(value)}"
+            what = f"{place}{name} must be {facts.range}, got {_given(value)}"
             raise error(what, hint=facts.hint)
-        known = texts.get(field.name) if facts.names is None else facts.names()
-        if known is not None and isinstance(value, str) and value not in known:
-            what = f"{place}{field.name} must be one of {', '.join(map(repr, known))}, got {shown(value)}"
+        if not isinstance(value, str):
+            continue
+        known = texts if facts.names is None else facts.names()
+        if known is not None and value not in known:
+            what = f"{place}{name} must be one of {', '.join(map(repr, known))}, got {shown(value)}"
             raise error(what, hint=facts.hint)
 
 
