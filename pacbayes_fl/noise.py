@@ -28,6 +28,7 @@ _KEPT: Final = 2  # draws of weights, normals and uniforms of one hypothesis
 _BLOCK: Final = 128  # rows whose normals are drawn in one go
 _FEW: Final = 1 << 13  # numbers, up to which operations of torch cost more to start than to do
 _FACTORS: Final = np.array(_MULTIPLIERS, np.uint64).reshape(2, 1, 1)
+_WEYLS: Final = np.arange(10, dtype=np.uint64).reshape(10, 1, 1, 1) * np.array(_WEYL, np.uint64).reshape(2, 1, 1)
 _LOW, _HALF, _TWENTY, _TWELVE = np.uint64(_WORD), np.uint64(32), np.uint64(20), np.uint64(12)
 
 _Words = np.ndarray[Any, np.dtype[np.uint64]]
@@ -69,12 +70,13 @@ def _few_words(ids: _Words, blocks: int, draw: int, key: tuple[int, int]) -> tup
     left[0], left[1] = np.arange(blocks, dtype=np.uint64), (ids >> _HALF)[:, None]
     right = np.empty_like(left)
     right[0], right[1] = (ids & _LOW)[:, None], draw
-    k0, k1 = key
-    for _ in range(10):
+    for keys_of_round in (np.array(key, np.uint64).reshape(2, 1, 1) + _WEYLS) & _LOW:
         product = left * _FACTORS
-        left = (product >> _HALF)[::-1] ^ right ^ np.array([[[k0]], [[k1]]], np.uint64)
-        right = (product & _LOW)[::-1]
-        k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
+        left = product >> _HALF
+        left = np.bitwise_xor(left[::-1], right, out=right)
+        left ^= keys_of_round
+        product &= _LOW
+        right = product[::-1]
     return left, right
 
 

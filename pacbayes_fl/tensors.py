@@ -56,9 +56,11 @@ def tree_map(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree
         >>> tensors.tree_map(torch.neg, {'a': torch.ones(1), 'b': torch.zeros(2)})
         {'a': tensor([-1.]), 'b': tensor([-0., -0.])}
     """
+    if isinstance(tree, tuple) and hasattr(tree, "_fields") and all(type(other) is type(tree) for other in others):
+        return type(tree)(*[tree_map(function, *each) for each in zip(tree, *others, strict=True)])
     children = _children(tree)
     if children is None:
-        if not all(isinstance(other, Tensor) for other in others):
+        if not all([isinstance(other, Tensor) for other in others]):
             raise ShapeError("trees must have one structure, got a tensor beside a container")
         return cast(Tree, function(tree, *others))
     names = [name for name, _ in children]
