@@ -266,9 +266,11 @@ class NormalMixture:
         low, high = single.amin(2), single.amax(2)
         density = torch.where(stds == 0, 0.0, weights / (stds * math.sqrt(2 * math.pi)))
         y, last = 0.5 * (low + high), high - low
-        left = low < high
+        left, pointed = low < high, bool((stds == 0).any())
         for _ in range(_MOST):
-            z = self._standard(y)
+            if not bool(left.any()):
+                break
+            z = self._standard(y) if pointed else (y.unsqueeze(-2) - self.means) / stds
             miss = (weights * torch.special.ndtr(z)).sum(2) - goal
             step = miss / (density * (-0.5 * z.square()).exp()).sum(2)
             far = (miss.abs() > _CLOSE * goal) & (step.abs() > _CLOSE * y.abs())
@@ -277,8 +279,6 @@ class NormalMixture:
             good = (newton >= low) & (newton <= high) & (2 * step.abs() <= last)
             new = torch.where(left & good, newton, torch.where(left & far, middle, y))
             last, y, left = (new - y).abs(), new, left & far
-            if not bool(left.any()):
-                break
         return y
 
     def _standard(self, y: Tensor) -> Tensor:
