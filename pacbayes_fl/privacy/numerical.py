@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from types import ModuleType
 from typing import Any, Final
 
@@ -122,13 +123,17 @@ def losses(charges: Sequence[Charge], delta: float) -> Any:
 
 def _losses(charge: Charge, count: int, interval: float, pld: ModuleType, common: ModuleType) -> Any:
     """Build the privacy loss distribution of `count` equal releases."""
-    share = charge.cohorts.share
-    build: Callable[..., Any]
     if charge.closed:  # the sum of T Gaussian releases is one with sqrt(T) less noise
         return pld.from_gaussian_mechanism(charge.ratio / math.sqrt(count), value_discretization_interval=interval)
+    return _loss(charge, interval, pld, common).self_compose(count)
+
+
+@lru_cache(maxsize=4)  # a ledger asks for it before every release, and most of an account goes into it
+def _loss(charge: Charge, interval: float, pld: ModuleType, common: ModuleType) -> Any:
+    """Build the privacy loss distribution of a release, only to be read."""
+    share = charge.cohorts.share
+    build: Callable[..., Any]
     if charge.account == "gaussian" or (charge.account == "laplace" and charge.cohorts.kind != "fixed"):
         build = pld.from_gaussian_mechanism if charge.account == "gaussian" else pld.from_laplace_mechanism
-        one = build(charge.ratio, sampling_prob=share, value_discretization_interval=interval)
-    else:
-        one = pld.from_privacy_parameters(common.DifferentialPrivacyParameters(charge.pure, 0.0), interval)
-    return one.self_compose(count)
+        return build(charge.ratio, sampling_prob=share, value_discretization_interval=interval)
+    return pld.from_privacy_parameters(common.DifferentialPrivacyParameters(charge.pure, 0.0), interval)
