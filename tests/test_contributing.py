@@ -112,7 +112,7 @@ def test_the_worked_bound_is_mcallester_s_and_certifies_a_run(own: Path, capsys:
     given = (0.03, torch.tensor([0.0, 500.0]), 30_000, 0.05, premises)
     torch.testing.assert_close(mine.function(*given).value, BOUNDS["mcallester"].function(*given).value)
     (own / "waves.toml").write_text(WAVES.replace('"mine.py:Pull"', '"pfedbayes"').replace("std = 0.5\n", ""))
-    split = ["--set", "report.certify.scheme=split", "--rounds", "1", "--quiet"]
+    split = ["--set", "report.certify.scheme=split", "--set", "method.zeta=0.1", "--rounds", "1", "--quiet"]
     assert main(["run", str(own / "waves.toml"), *split, "--out", str(own / "split")]) == 0
     assert main(["certify", str(own / "split"), "--bound", f"{own}/mine.py:PINSKER", "--draws", "50", "--quiet"]) == 0
     assert "client_0" in capsys.readouterr().out

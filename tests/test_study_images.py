@@ -391,6 +391,7 @@ def test_the_bundled_study_runs_on_mnist(data_root: Path) -> None:
 def test_convolutional_networks_run_as_a_study(data_root: Path, kind: str) -> None:
     rows = [f"data.options.{name}={count}" for name, count in (("clients", 2), ("train", 2), ("test", 2))]
     cheap = ["method.steps=1", "method.draws=2", "federation.rounds=1", "federation.device=cpu"]
+    cheap += ["method.zeta=1", "model.temperature=1"]
     result = study.run(study.Study.from_toml("fmnist-small", [f"model.kind={kind}", *rows, *cheap]))
     assert result.predictions["existing.pm.probs"].shape == (2, 10, 10)
     with pytest.raises(StudyError, match="kind 'cnn' is for images, the data have rows of 1 features"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,16 @@ import pytest
 
 from benchmarks.small_federations import KINDS, NEW, TEST, diabetes, excess, made, main, runs
 from pacbayes_fl.methods import HeldOutChoice
+from pacbayes_fl.results.records import Result
 from pacbayes_fl.study import choices
 from pacbayes_fl.study.search import held_out
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Result]]:
+    """Return what trains on the first draw of a federation by default settings, each once; only to be read."""
+    return cache(lambda name: runs(made(name, 0), "pac-pfl", (), tmp_path_factory.mktemp("usual")))
+
 
 FEW_ROUNDS = 50
 """The most that the held-out choice visits on "many-rows", whose 300 rows would take it to 200."""
@@ -48,7 +58,7 @@ def test_diabetes_is_dealt_out_whole() -> None:
 )
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "many-rows" else n for n in KINDS])
 def test_defaults_are_never_worse_than_the_better_linear_model(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, usual: Callable[[str], dict[str, Result]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By more than their interval, for clients that trained and for new ones: a law of a study that names its source.
 
@@ -62,20 +72,22 @@ def test_defaults_are_never_worse_than_the_better_linear_model(
             return tuple(one for one in values if one <= FEW_ROUNDS) if asked is choices.ROUNDS else values
 
         monkeypatch.setattr(held_out, "candidates", fewer)
-    draws = [runs(made(name, 0), "pac-pfl", (), tmp_path)]
+    draws = [usual(name)]
     for group in ("existing", "new"):
         mean, half = excess(draws, "pac-pfl", group)
         assert mean <= half, f"RSMSE of {group} clients is {mean:.3f} ± {half:.3f} above the better ridge regression's"
 
 
 @pytest.mark.filterwarnings("ignore:rows.csv", "ignore:.* beyond the training rows")
-def test_beyond_the_training_rows_nothing_is_learned_that_held_out_rows_deny(tmp_path: Path) -> None:
+def test_beyond_the_training_rows_nothing_is_learned_that_held_out_rows_deny(
+    usual: Callable[[str], dict[str, Result]], tmp_path: Path
+) -> None:
     """A trend with a cycle: what networks learn of the cycle in the first rounds goes on as they like."""
     table, networks = made("trend", 0), ("model.networks=true",)
     with pytest.warns(UserWarning, match="no round improves on the regression"):
         start = runs(table, "pac-pfl", networks, tmp_path)["pac-pfl"]
     trained = runs(table, "pac-pfl", (*networks, "federation.rounds=10"), tmp_path)["pac-pfl"]
-    lines = runs(table, "pac-pfl", (), tmp_path)["pac-pfl"]
+    lines = usual("trend")["pac-pfl"]
     assert start.round == 0 and lines.labels["model.networks"]["chosen"] is False
     nlpd = [np.array(one.column("existing", "nlpd"), float) for one in (trained, start, lines)]
     for worse, better in pairwise(nlpd):

@@ -157,12 +157,12 @@ def test_the_network_of_pac_pfls_images_is_for_every_method_on_weights(sixteen: 
     options = {
         "fedsi": {"draws": 2, "fraction": 0.001, "alpha": 1.0, "personal_alpha": 1.0, "finetune": 1},
         "pac-pfl-bnn": {"particles": 2, "train_draws": 2, "draws": 2, "posterior": "svi", "personal_steps": 1},
-    }.get(method, {})
+    }.get(method, {"zeta": 0.1} if method in ("pfedbayes", "bpfed") else {})
     steps = {} if method == "pac-pfl-bnn" else {"steps": 1}
     asked = Study.from_table(
         {
             "data": {"source": "mnist", "options": {"root": str(sixteen), **rows}},
-            "model": {"kind": "fedavg-cnn"},
+            "model": {"kind": "fedavg-cnn", "temperature": 1.0},
             "method": {"name": method, **options, **steps},
             "federation": {"rounds": 1, "device": "cpu"},
         }

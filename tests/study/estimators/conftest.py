@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 import pacbayes_fl as fl
 
-SMALL: dict[str, Any] = {"rounds": 3, "particles": 2, "mean_widths": (4,), "kernel_widths": (4,)}
+OPEN: dict[str, Any] = {"rounds": 3, "particles": 2, "mean_widths": (4,), "kernel_widths": (4,)}
+"""What else there is, held-out rows choose."""
+SMALL: dict[str, Any] = {**OPEN, "scale": "client", "noise_widths": "constant", "hyper_prior_std": 1.0}
 NETWORK: dict[str, Any] = {"rounds": 3, "zeta": 0.1, "widths": (6,), "steps": 5, "draws": 2}
 
 

@@ -17,6 +17,7 @@ from tests.study.estimators.conftest import NETWORK, SMALL, Table
 from tests.tiny import rows, write_csv
 
 SETS = ["federation.rounds=3", "method.particles=2", "model.mean_widths=[4]", "model.kernel_widths=[4]"]
+SETS += ["data.scale=client", "model.noise_widths=constant", "method.hyper_prior_std=1.0"]
 
 
 @pytest.mark.parametrize("choose", [False, True], ids=["fixed", "chosen"])
