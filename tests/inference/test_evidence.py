@@ -167,23 +167,26 @@ def by_quadrature(prior: MultivariateNormal, noise: Tensor, y: Tensor, power: fl
 
 
 @every_model
-@pytest.mark.parametrize("power", [0.5, 1.0, 3.0, 12.5])
-def test_a_tempered_evidence_is_the_expectation_of_the_tempered_likelihood(name: str, power: float) -> None:
+@pytest.mark.parametrize("each", [(0.5, 3.0), (12.5, 1.0)], ids=str)
+def test_a_tempered_evidence_is_the_expectation_of_the_tempered_likelihood(
+    name: str, each: tuple[float, float]
+) -> None:
     model, batch, step = models()[name], clients((2, 2)), 1e-6
     theta = particles(model, 2)
-    powers = torch.tensor([power, 2.0], dtype=torch.float64)
+    powers = numbers(each)
     result = particle_scores(model, theta, batch, powers)
-    for k, c in enumerate(powers.tolist()):
+    for k, c in enumerate(each):
         for p in range(2):
             prior, noise = model.prior(theta[p][None, None], batch.x[k : k + 1])
             one = MultivariateNormal(prior.mean[0, 0], prior.covariance_matrix[0, 0])
             expected = by_quadrature(one, noise[0, 0], batch.y[k], c)
             assert result.log_evidence[k, p].item() == pytest.approx(expected, abs=1e-8)
-    for entry in range(0, model.dim, max(1, model.dim // 20)):
-        shift = step * torch.nn.functional.one_hot(torch.tensor(entry), model.dim)
-        ends = [particle_scores(model, theta + sign * shift, batch, powers).log_evidence for sign in (1, -1)]
-        slope = (ends[0] - ends[1]) / (2 * step)
-        torch.testing.assert_close(result.score[..., entry], slope, rtol=1e-6, atol=1e-6)
+    entries = torch.arange(0, model.dim, max(1, model.dim // 20))
+    shifts = step * torch.nn.functional.one_hot(entries, model.dim)  # [E, D]
+    moved = torch.stack((theta + shifts.unsqueeze(1), theta - shifts.unsqueeze(1)))  # [2, E, P, D]
+    ends = particle_scores(model, moved.flatten(0, 2), batch, powers).log_evidence.unflatten(1, moved.shape[:3])
+    slope = (ends[:, 0] - ends[:, 1]) / (2 * step)  # [K, E, P]
+    torch.testing.assert_close(result.score[..., entries], slope.mT, rtol=1e-6, atol=1e-6)
 
 
 @every_model

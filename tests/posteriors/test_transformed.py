@@ -174,15 +174,19 @@ def test_bounds_of_rows_are_those_of_each_alone(of: Transform) -> None:
     full, y = torch.ones(2, dtype=F64), torch.tensor([[0.6, 0.5], [0.1, 0.4]], dtype=F64)
     one = TransformedMixture(mixture(), of, 0.0 * full, full, low, high)
     level = torch.tensor([0.1, 0.9], dtype=F64)
+
+    def told(by: TransformedMixture) -> dict[str, torch.Tensor]:
+        return {"mean": by.mean, "variance": by.variance} | {
+            name: getattr(by, name)(y) for name in ("log_prob", "cdf", "below", "ranked_score")
+        }
+
+    whole, quantiles = told(one), one.quantile(level)
     for k in range(2):
         for n in range(2):
             alone = pushed(of, float(low[k, n]), float(high[k, n]))
-            for name in ("mean", "variance"):
-                assert float(getattr(one, name)[k, n]) == pytest.approx(float(getattr(alone, name)[k, n]), abs=1e-12)
-            for name in ("log_prob", "cdf", "below", "ranked_score"):
-                whole, own = getattr(one, name)(y)[k, n], getattr(alone, name)(y)[k, n]
-                assert float(whole) == pytest.approx(float(own), abs=1e-12)
-            assert torch.equal(one.quantile(level)[:, k, n], alone.quantile(level)[:, k, n])
+            for name, own in told(alone).items():
+                assert float(whole[name][k, n]) == pytest.approx(float(own[k, n]), abs=1e-12), name
+            assert torch.equal(quantiles[:, k, n], alone.quantile(level)[:, k, n])
 
 
 def test_between_bounds_that_are_one_there_is_nothing_else() -> None:
