@@ -15,7 +15,6 @@ import sys
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import (
     Any,
@@ -290,19 +289,17 @@ def _literal(kind: object) -> tuple[str, ...]:
     return ()
 
 
-class _Bounded(dict[type, tuple[tuple[str, _Facts, tuple[str, ...] | None], ...]]):
+class _Bounded(dict[type, tuple[tuple[str, _Facts, tuple[str, ...]], ...]]):
     """Fields of a dataclass that have a range or texts: name, facts, and texts by the type; read once a class."""
 
-    def __missing__(self, cls: type) -> tuple[tuple[str, _Facts, tuple[str, ...] | None], ...]:
+    def __missing__(self, cls: type) -> tuple[tuple[str, _Facts, tuple[str, ...]], ...]:
         kinds, result = get_type_hints(cls), []
         for field in dataclasses.fields(cls):
             facts: _Facts = field.metadata.get(_METADATA, _Facts())
-            kind = kinds[field.name]
-            texts = _literal(kind) if _literal(kind) and str not in get_args(kind) else None
-            if texts is not None or facts.names is not None or facts.range != Range():
+            texts = () if str in get_args(kinds[field.name]) else _literal(kinds[field.name])
+            if texts or facts.names is not None or facts.range != Range():
                 result.append((field.name, facts, texts))
-        self[cls] = tuple(result)
-        return self[cls]
+        return self.setdefault(cls, tuple(result))
 
 
 _BOUNDED: Final = _Bounded()
@@ -369,14 +366,18 @@ def meanings(cls: type) -> dict[str, str]:
     """
     result: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        result |= _arguments(base.__dict__.get("__doc__") or "")
+        result |= _ARGUMENTS[base.__dict__.get("__doc__") or ""]
     return result
 
 
-@cache  # which every method's options ask for anew, of the same few hundred docstrings
-def _arguments(text: str) -> Mapping[str, str]:
-    """Read the arguments of a docstring by name."""
-    return types.MappingProxyType(dict(_entries(inspect.cleandoc(text))))
+class _Arguments(dict[str, Mapping[str, str]]):
+    """Arguments of docstrings by name, each read once: all methods ask for those of the same few."""
+
+    def __missing__(self, text: str) -> Mapping[str, str]:
+        return self.setdefault(text, types.MappingProxyType(dict(_entries(inspect.cleandoc(text)))))
+
+
+_ARGUMENTS: Final = _Arguments()
 
 
 def _entries(text: str) -> Iterator[tuple[str, str]]:
@@ -410,10 +411,8 @@ def check(part: Any, where: str = "", error: type[PacBayesFLError] = StudyError)
         if not all(facts.range.holds(number) for number in numbers if _is_number(number)):
             what = f"{place}{name} must be {facts.range}, got {_given(value)}"
             raise error(what, hint=facts.hint)
-        if not isinstance(value, str):
-            continue
         known = texts if facts.names is None else facts.names()
-        if known is not None and value not in known:
+        if isinstance(value, str) and (texts or facts.names is not None) and value not in known:
             what = f"{place}{name} must be one of {', '.join(map(repr, known))}, got {shown(value)}"
             raise error(what, hint=facts.hint)
 

@@ -16,6 +16,7 @@ import gc
 import logging
 import signal
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,6 +28,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 
 from pacbayes_fl import cli, pages
+from pacbayes_fl.privacy import numerical
 
 torch.set_num_threads(1)
 _SELDOM = (10_000, 10, 10)
@@ -40,6 +42,8 @@ os.fsync = lambda _: None  # the machine of a test loses no power, and a process
 
 
 cli.parser = functools.cache(cli.parser)  # type: ignore[attr-defined]  # which takes a third of a short command
+metadata.version = functools.cache(metadata.version)  # of a dozen packages, for every run folder
+numerical._loss = functools.lru_cache(4)(numerical._loss)  # of a release, for every number of them
 
 
 def _data_folder() -> Path | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from types import ModuleType
 from typing import Any, Final
 
@@ -128,7 +127,6 @@ def _losses(charge: Charge, count: int, interval: float, pld: ModuleType, common
     return _loss(charge, interval, pld, common).self_compose(count)
 
 
-@lru_cache(maxsize=4)  # a ledger asks for it before every release, and most of an account goes into it
 def _loss(charge: Charge, interval: float, pld: ModuleType, common: ModuleType) -> Any:
     """Build the privacy loss distribution of a release, only to be read."""
     share = charge.cohorts.share
