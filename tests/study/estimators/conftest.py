@@ -12,7 +12,7 @@ import pacbayes_fl as fl
 
 OPEN: dict[str, Any] = {"rounds": 3, "particles": 2, "mean_widths": (4,), "kernel_widths": (4,)}
 """What else there is, held-out rows choose."""
-SMALL: dict[str, Any] = {**OPEN, "scale": "client", "noise_widths": "constant", "hyper_prior_std": 1.0}
+SMALL: dict[str, Any] = {**OPEN, "scale": "client", "noise_widths": "constant", "hyper_prior_std": 0.3}
 NETWORK: dict[str, Any] = {"rounds": 3, "zeta": 0.1, "widths": (6,), "steps": 5, "draws": 2}
 
 
