@@ -159,7 +159,6 @@ class Metric:
         return {**shown, self.name: self.note.format(**said)} if self.note else {}
 
 
-_LEVELS = Option("levels", "levels", "paper")
 BINS: Final = Option("bins", "calibration_bins", 10, "{} bins", "{} bins of confidence")
 _REGRESSION, _CLASSIFICATION = "pacbayes_fl.metrics.regression", "pacbayes_fl.metrics.classification"
 _CALIBRATION = "pacbayes_fl.metrics.calibration"
@@ -202,7 +201,7 @@ _ROWS = (
         better="lower",
         tasks=("regression",),
         meaning="mean distance between confidence levels and how many targets lie below their quantiles (eq. 41)",
-        options=(_LEVELS,),
+        options=(Option("levels", "levels", "paper"),),
         note="eq. 41, mean absolute residual, levels {levels!r}",
         run=(PLAIN,),
         comparison=(PLAIN,),
@@ -341,8 +340,7 @@ def metric_of(column: str) -> Metric | None:
         The record; None for a column that is not a metric's.
     """
     name = column.rpartition(".")[2]
-    own = METRICS.get(name)
-    return METRICS.get(name.removesuffix(RAW.format(""))) if own is None else own
+    return METRICS.get(name) or METRICS.get(name.removesuffix(RAW.format("")))
 
 
 def is_raw(column: str) -> bool:
@@ -378,8 +376,7 @@ def headline_column(task: str) -> str:
     Returns:
         Such as "pm.accuracy".
     """
-    metric = headline(task)
-    return metric.comparison[0].format(metric.name)
+    return headline(task).comparison[0].format(headline(task).name)
 
 
 def headlines() -> dict[str, str]:
@@ -388,8 +385,7 @@ def headlines() -> dict[str, str]:
     Returns:
         Columns by task.
     """
-    tasks = dict.fromkeys(task for metric in METRICS.values() for task in metric.tasks)
-    return {task: headline_column(task) for task in tasks}
+    return {task: headline_column(task) for metric in METRICS.values() for task in metric.tasks}
 
 
 def run_columns(task: str) -> tuple[str, ...]:
@@ -401,8 +397,8 @@ def run_columns(task: str) -> tuple[str, ...]:
     Returns:
         Columns, model by model.
     """
-    metrics = sorted(of_task(task).values(), key=lambda metric: metric.place)
-    return _by_pattern([(pattern, metric) for metric in metrics for pattern in metric.run])
+    placed = sorted(of_task(task).values(), key=lambda metric: metric.place)
+    return _by_pattern([(pattern, metric) for metric in placed for pattern in metric.run])
 
 
 def comparison_columns(task: str) -> tuple[str, ...]:
@@ -414,8 +410,7 @@ def comparison_columns(task: str) -> tuple[str, ...]:
     Returns:
         Columns, model by model.
     """
-    metrics = of_task(task).values()
-    return _by_pattern([(pattern, metric) for metric in metrics for pattern in metric.comparison])
+    return _by_pattern([(pattern, metric) for metric in of_task(task).values() for pattern in metric.comparison])
 
 
 def _by_pattern(wanted: list[tuple[str, Metric]]) -> tuple[str, ...]:
@@ -442,5 +437,4 @@ def search_scores(task: str) -> tuple[str, ...]:
     Returns:
         Names, the one from rows' losses, which is the default, before the one from their log densities.
     """
-    metrics = of_task(task).values()
-    return tuple(metric.search for kind in ("loss", "log density") for metric in metrics if metric.summed == kind)
+    return tuple(one.search for kind in ("loss", "log density") for one in of_task(task).values() if one.summed == kind)
