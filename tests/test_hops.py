@@ -68,7 +68,8 @@ def stack(frame: FrameType | None) -> Iterator[CodeType]:
 def read(calls: Sequence[CodeType]) -> list[Hop]:
     """Follow calls as a reader does, from the command's module on: a function inside another stands in its text.
 
-    Who only calls such a function back, as one that cuts clients into calls does, is therefore left out.
+    Who only calls such a function back, as one that cuts clients into calls does, is therefore left out, and so is the
+    decorator that checks kinds of arguments: what is read is the function beneath it.
     """
     way: list[CodeType] = []
     for code in calls:
@@ -80,7 +81,7 @@ def read(calls: Sequence[CodeType]) -> list[Hop]:
         else:
             way.append(code)
     hops = [Hop(Path(code.co_filename).relative_to(ROOT).as_posix(), code.co_qualname) for code in way]
-    return [hop for hop in hops if hop.file != "cli/__init__.py"]
+    return [hop for hop in hops if hop.file != "cli/__init__.py" and not hop.name.startswith("kinds_checked.")]
 
 
 def followed(method: str, folder: Path) -> list[Hop]:

@@ -12,7 +12,6 @@ import torch
 import data_gen
 from data_gen import generators, polynomial
 from pacbayes_fl import settings
-from pacbayes_fl.certificates.rows import independent
 from pacbayes_fl.data import image_federation, image_sets, images
 from pacbayes_fl.data.image_sets import ImageSet
 from pacbayes_fl.data.images import Change, Images
@@ -20,6 +19,7 @@ from pacbayes_fl.errors import DataError, StudyError
 from pacbayes_fl.study import run, sources
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.foreseen import independent
 from pacbayes_fl.study.listing import listing
 from tests.tiny import tiny
 from tests.tiny_images import table
