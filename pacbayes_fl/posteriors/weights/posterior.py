@@ -194,7 +194,7 @@ def at_once(model: WeightModel, batch: ClientBatch, families: int, draws: int) -
 def observations(
     model: WeightModel, weights: Sequence[Tensor], batch: ClientBatch, reference: ClientBatch | None = None
 ) -> list[TorchDistribution]:
-    """Give the predictions of several weights: in one call, where they are normal or of classes, or one by one.
+    """Give the predictions of several weights: after the first in one call, where they are normal or of classes.
 
     Args:
         model: a network or a program.
@@ -205,18 +205,18 @@ def observations(
     Returns:
         A distribution with batch shape [K, N] for each of the weights.
     """
-    count = len(weights)
-    if count > 1:
-        theta = torch.stack([*weights], 1).flatten(0, 1)
-        other = None if reference is None else repeated(reference, count)
-        every = model.observation(theta, repeated(batch, count), other)
-        if type(every) is Normal:
-            loc, scale = (leaf.unflatten(0, (-1, count)).unbind(1) for leaf in (every.loc, every.scale))
-            return [Normal(*own, validate_args=False) for own in zip(loc, scale, strict=True)]
-        if type(every) is Categorical:
-            logits = every.logits.unflatten(0, (-1, count)).unbind(1)
-            return [Categorical(logits=own, validate_args=False) for own in logits]
-    return [model.observation(theta, batch, reference) for theta in weights]
+    first, others = model.observation(weights[0], batch, reference), weights[1:]
+    count = len(others)
+    if count < 2 or type(first) not in (Normal, Categorical):
+        return [first, *(model.observation(theta, batch, reference) for theta in others)]
+    theta = torch.stack([*others], 1).flatten(0, 1)
+    other = None if reference is None else repeated(reference, count)
+    every: Any = model.observation(theta, repeated(batch, count), other)
+    if type(first) is Normal:
+        loc, scale = (leaf.unflatten(0, (-1, count)).unbind(1) for leaf in (every.loc, every.scale))
+        return [first, *(Normal(*own, validate_args=False) for own in zip(loc, scale, strict=True))]
+    logits = every.logits.unflatten(0, (-1, count)).unbind(1)
+    return [first, *(Categorical(logits=own, validate_args=False) for own in logits)]
 
 
 def averaged(observations: Iterator[TorchDistribution], noise: Noise) -> Predictive:
