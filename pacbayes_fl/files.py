@@ -225,6 +225,22 @@ def close_folder(path: Path, own: frozenset[str], sign: str) -> str:
     return f"{path} was open to others (mode {mode:04o}): it is its owner's alone now (mode {FOLDER_MODE:04o})"
 
 
+def sha256(path: Path) -> str:
+    """Hash a file without holding it in memory.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        SHA-256 in hexadecimal digits.
+
+    Raises:
+        OSError: when it cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def checksum(body: Mapping[str, object]) -> str:
     """Hash the content of a JSON file, to detect changes.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -129,3 +130,12 @@ def test_a_folder_that_was_made_for_nothing_goes_again(tmp_path: Path) -> None:
     with files.fresh_folder(tmp_path / "good"):
         pass
     assert (tmp_path / "good").is_dir()
+
+
+def test_a_file_is_hashed_as_its_bytes_are(tmp_path: Path) -> None:
+    path = tmp_path / "bytes"
+    for data in (b"", b"abc", bytes(range(256)) * 5000):
+        path.write_bytes(data)
+        assert files.sha256(path) == hashlib.sha256(data).hexdigest()
+    with pytest.raises(FileNotFoundError):
+        files.sha256(tmp_path / "none")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import re
 import shutil
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from pacbayes_fl import names
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, PacBayesFLError
-from pacbayes_fl.files import JsonMapping, JsonTable, checksum, make_folder, refuse_link
+from pacbayes_fl.files import JsonMapping, JsonTable, checksum, make_folder, refuse_link, sha256
 from pacbayes_fl.results import tensor_file
 from pacbayes_fl.results.folder import sync_folder, write_atomic, write_synced
 from pacbayes_fl.results.manifest import Print, announced, intact, streamed
@@ -367,10 +366,9 @@ def _read(path: Path, round: int) -> tuple[dict[str, Tensor], JsonTable]:
         except OSError as error:
             raise _DamagedError(f"{name} of round {round} cannot be read ({error.strerror})") from error
 
-    def sha256(name: str) -> str:
+    def digest(name: str) -> str:
         try:
-            with (path / name).open("rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
+            return sha256(path / name)
         except OSError:
             return str(content(name))  # which says what is wrong with it
 
@@ -383,7 +381,7 @@ def _read(path: Path, round: int) -> tuple[dict[str, Tensor], JsonTable]:
         # its own checksum, which every version keeps: else a flipped bit in the version would pass for another version
         need(manifest.pop("manifest_sha256") == checksum(manifest), "manifest.json")
         version, checksums = manifest["format_version"], manifest["sha256"]
-        found = {name: sha256(name) for name in checksums}
+        found = {name: digest(name) for name in checksums}
         newer = version > FORMAT_VERSION
     except UNREADABLE as error:
         raise _DamagedError(f"manifest.json of round {round} is damaged") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import statistics
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pacbayes_fl import names
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, DataError, StudyError, counted, kinds_checked
-from pacbayes_fl.files import JsonMapping, JsonTable, checksum
+from pacbayes_fl.files import JsonMapping, JsonTable, checksum, sha256
 from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.frames import frame
 from pacbayes_fl.results.manifest import put
@@ -350,7 +349,7 @@ def model_of(folder: Path | str, round: int | None = None) -> JsonTable:
         round = max(rounds, default=None)
     state = split = None
     with contextlib.suppress(OSError):
-        state = hashlib.sha256((root / f"round_{round or 0:06d}" / "state.safetensors").read_bytes()).hexdigest()
+        state = sha256(root / f"round_{round or 0:06d}" / "state.safetensors")
     with contextlib.suppress(*UNREADABLE):
         split = json.loads((folder / "environment.json").read_text("utf-8"))["data"]["split_sha256"]
     return {"round": round, "state": state, "split": split}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import statistics
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pacbayes_fl.errors import DataError, StudyError
-from pacbayes_fl.files import refuse_link
+from pacbayes_fl.files import refuse_link, sha256
 from pacbayes_fl.names import as_html, printable, to_folder
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results import records as results
@@ -263,7 +262,7 @@ def scores_sha256(folder: Path | str) -> str | None:
         SHA-256 of its clients.csv; None where it has none.
     """
     path = Path(folder) / "clients.csv"
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    return sha256(path) if path.is_file() else None
 
 
 def is_comparison(folder: Path | str) -> bool:

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import IO, Any, Final, NamedTuple
 
 from pacbayes_fl.errors import DamageWarning, DataError, caller_stacklevel
-from pacbayes_fl.files import checksum, make_folder
+from pacbayes_fl.files import checksum, make_folder, sha256
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results.folder import FILES, half_of, refuse_links, stream_synced, sync_folder, write_atomic
 
@@ -144,8 +144,7 @@ def streamed(path: Path, write: Callable[[IO[bytes]], None]) -> Print:
         OSError: when it cannot be written.
     """
     stream_synced(path, write)
-    with path.open("rb") as file:
-        return Print(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+    return Print(path.stat().st_size, sha256(path))
 
 
 def put_written(folder: Path | str, name: str, write: Callable[[IO[bytes]], None]) -> None:

@@ -27,7 +27,7 @@ from pacbayes_fl.data.scaling import Scaling, Shared
 from pacbayes_fl.data.summaries import summary_inputs, with_inputs
 from pacbayes_fl.data.target_bounds import Place, row_number
 from pacbayes_fl.errors import UNREADABLE, DataError, PrivacyError, StudyError, caller_stacklevel
-from pacbayes_fl.files import JsonMapping, JsonTable
+from pacbayes_fl.files import JsonMapping, JsonTable, sha256
 from pacbayes_fl.study import sources, table_checks
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.parts import DataPart
@@ -164,9 +164,8 @@ def _read_file(part: DataPart) -> tables.Dataset:
     remarks = (order, table_checks.single_rows(dataset), table_checks.beyond_training(dataset))
     for said in filter(None, remarks):
         warnings.warn(said, stacklevel=caller_stacklevel())
-    with path.open("rb") as file:  # certificates are counted by it, whichever columns and cut a study takes
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return replace(dataset, provenance={**dataset.provenance, "file_sha256": digest})
+    counted_by = {"file_sha256": sha256(path)}  # certificates are, whichever columns and cut a study takes
+    return replace(dataset, provenance={**dataset.provenance, **counted_by})
 
 
 def _warn_of_labels(dataset: tables.Dataset) -> None:
