@@ -16,6 +16,7 @@ from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.models.functions.remembered import Remembered
 from pacbayes_fl.models.inducing import all_exact, order, ways
 from pacbayes_fl.posteriors.functions import gaussian_process, student_noise
+from pacbayes_fl.posteriors.functions.extending import extended
 from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior
 from pacbayes_fl.posteriors.functions.inducing import InducingPosterior, condition_on_points
 from pacbayes_fl.posteriors.functions.student_noise import StudentPosterior
@@ -211,6 +212,9 @@ def refined(
         Q, of all rows, and the bound [K] in nats, float64; infinite where P gives weight 0 to what Q uses, or where no
         covariance could be factored.
     """
+    if isinstance(prior, GPPosterior) and prior.weighting == weighting:
+        if (grown := extended(prior, seen, rows)) is not None:
+            return grown[0], log_mixture_kl(grown[0].log_weights, prior.log_weights, grown[1])
     everything = seen.extend(rows)
     posterior = condition(prior.model, prior.theta, everything, weighting)
     return posterior, _divergence(posterior, prior, everything, seen, weighting)

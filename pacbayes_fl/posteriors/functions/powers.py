@@ -39,6 +39,8 @@ class Spectrum:
         values: e [K, P, N], from 0; 0 on padding.
         targets: t = U' D^(-1/2) (y - m) [K, P, N].
         usable: bool [K, P], False where P or S is not known, or S + D is indefinite beyond jitter.
+        half: covariance of the rows with those that P has seen, by the inverse factor of these [K, P, N, n].
+        own: P at the rows themselves.
     """
 
     prior: GPPosterior
@@ -48,19 +50,19 @@ class Spectrum:
     values: Tensor
     targets: Tensor
     usable: Tensor
+    half: Tensor
+    own: _At
     _last: _At | None = field(default=None, repr=False)
 
     def at(self, x: Tensor) -> _At:
-        """Give P at inputs x [K, M, d], which is kept until other inputs are asked for."""
+        """Give P at inputs x [K, M, d], which is kept until others are asked for; at those of the rows always."""
+        if x is self.own.x:
+            return self.own
         if self._last is None or self._last.x is not x:
-            if x is self.rows.x:
-                with_targets = self.noise.unsqueeze(-1) * self.basis * self.values.unsqueeze(-2)  # S D^(-1/2) U
-            else:
-                model, prior = self.prior.model, self.prior
-                half, own = (prior.cross(inputs)[1] @ prior.whitener.mT for inputs in (x, self.rows.x))
-                covariance = model.covariance(prior.theta, x, self.rows.x) - half @ own.mT
-                with_targets = covariance @ self.basis
-            self._last = _At(x, self.prior.function(x), with_targets)
+            prior = self.prior
+            half = prior.cross(x)[1] @ prior.whitener.mT
+            covariance = prior.model.covariance(prior.theta, x, self.rows.x) - half @ self.half.mT
+            self._last = _At(x, prior.function(x), covariance @ self.basis)
         return self._last
 
 
@@ -147,13 +149,20 @@ def _spectrum(prior: GPPosterior, rows: ClientBatch) -> Spectrum:
     real = rows.mask.unsqueeze(1)
     noise = torch.where(real, prior.model.noise(prior.theta, rows.x), 1.0)
     scale = torch.where(real, noise, torch.inf).rsqrt()  # 0 on padding
-    matrix = prior.covariance(rows.x) * scale.unsqueeze(-1) * scale.unsqueeze(-2)
+    mean, cross, _ = prior.cross(rows.x)
+    half = cross @ prior.whitener.mT
+    covariance = prior.model.covariance(prior.theta, rows.x) - half @ half.mT
+    means = mean + (cross @ prior.alpha.unsqueeze(-1)).squeeze(-1)
+    variances = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0.0)
+    matrix = covariance * scale.unsqueeze(-1) * scale.unsqueeze(-2)
     usable = prior.log_evidence.isfinite() & matrix.flatten(2).sum(-1).isfinite()
     matrix = torch.where(usable[..., None, None], matrix, 0.0)
     values, vectors = (each.to(matrix.device) for each in torch.linalg.eigh(matrix.cpu()))  # a GPU takes them in turn
     size = values.sum(-1, keepdim=True) / rows.size.view(-1, 1, 1).clamp_min(1.0)  # mean of the diagonal
     usable &= (values > -1.0 - JITTERS[-1] * (1.0 + size)).all(-1)  # the covariance of targets is definite
-    residual = torch.where(real, rows.y.unsqueeze(1) - prior.function(rows.x).means, 0.0)
+    residual = torch.where(real, rows.y.unsqueeze(1) - means, 0.0)
     targets = (vectors.mT @ (scale * residual).unsqueeze(-1)).squeeze(-1)
-    basis = scale.unsqueeze(-1) * vectors
-    return Spectrum(prior, rows, noise, basis, values.clamp_min(0.0), targets, usable)
+    basis, values = scale.unsqueeze(-1) * vectors, values.clamp_min(0.0)
+    with_targets = noise.unsqueeze(-1) * basis * values.unsqueeze(-2)  # S D^(-1/2) U
+    own = _At(rows.x, NormalMixture(prior.log_weights, means, variances), with_targets)
+    return Spectrum(prior, rows, noise, basis, values, targets, usable, half, own)

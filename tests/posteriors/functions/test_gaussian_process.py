@@ -495,7 +495,10 @@ def test_the_divergence_of_refined_posteriors_is_that_at_all_inputs(weighting: A
     torch.testing.assert_close(kl, bounds.mixture_kl(weights[0], by_particle, weights[1]), rtol=1e-9, atol=1e-9)
     assert (kl[[0, 1, 3]] > 0.01).all() and kl[2] < 1e-12
     whole = condition(model, theta, early.extend(late), weighting)
-    assert torch.equal(posterior.alpha, whole.alpha) and torch.equal(posterior.log_weights, whole.log_weights)
+    assert isinstance(posterior, GPPosterior) and isinstance(whole, GPPosterior)
+    for ours, theirs in zip(posterior.alpha, whole.alpha, strict=True):  # padding of each set stands behind it
+        torch.testing.assert_close(ours[ours != 0], theirs[theirs != 0], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(posterior.log_weights, whole.log_weights, rtol=1e-9, atol=1e-9)
 
 
 @every_model
@@ -526,7 +529,7 @@ def test_no_more_rows_change_nothing() -> None:
     model, batch = models()["deep"], clients(2)
     prior = condition(model, particles(model, 4, 3), batch)
     posterior, kl = refined(prior, batch, clients(2, (0, 0, 0, 0)))
-    assert torch.equal(posterior.alpha, prior.alpha) and (kl < 1e-11).all()
+    assert torch.equal(posterior.alpha[..., : prior.alpha.shape[2]], prior.alpha) and (kl < 1e-11).all()
 
 
 def test_in_float32_the_divergence_is_still_that_in_float64() -> None:
@@ -536,7 +539,8 @@ def test_in_float32_the_divergence_is_still_that_in_float64() -> None:
     posterior, kl = refined(condition(model, theta, early), early, late)
     first, then = (batch.to(dtype=torch.float64) for batch in (early, late))
     _, expected = refined(condition(model, theta.double(), first), first, then)
-    assert posterior.alpha.dtype == torch.float32 and torch.equal(kl, expected)
+    assert posterior.alpha.dtype == torch.float32
+    torch.testing.assert_close(kl, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("first", "then"), [(0.0, 0.3), (0.3, 0.0), (0.2, 0.2)])
