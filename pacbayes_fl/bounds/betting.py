@@ -102,14 +102,16 @@ def betting_upper(losses: Tensor, nats: Tensor, counts: Tensor | None = None, do
 
 def _descended(losses: Tensor, goal: Tensor, counts: Tensor) -> Tensor:
     """Take Newton's steps to the least m [*] whose capital reaches a goal [*]; 1 where none does."""
-    bets = _bets(losses)
+    bets, weights = _bets(losses), counts.unsqueeze(-2)
+    odds, spared = bets / (1.0 - bets), counts.sum(-1, keepdim=True) * (1.0 - bets).log()
     mean = (counts * losses).sum(-1) / counts.sum(-1)
     at = -torch.log1p(-mean.clamp_max(1.0 - 1e-16)).expand(goal.shape)
     for step in range(_NEWTON):
-        # A factor f has the slope 1 - (1 - g) / f by s.
-        kept = (1.0 - bets) / (1.0 - bets + bets * ((1.0 - losses) * at.exp().unsqueeze(-1)).unsqueeze(-1))
-        by_bet = (counts.unsqueeze(-1) * ((1.0 - bets).log() - kept.log())).sum(-2)
-        slope = ((counts.unsqueeze(-1) * (1.0 - kept)).sum(-2) * by_bet.softmax(-1)).sum(-1)
+        # A factor f is 1 - g times what follows, and 1 - (1 - g) / f is the slope of its logarithm by s.
+        factor = (((1.0 - losses) * at.exp().unsqueeze(-1)).unsqueeze(-1) * odds).add_(1.0)
+        by_bet = spared + (weights @ factor.log()).squeeze(-2)
+        slopes = (weights @ factor.reciprocal_().neg_().add_(1.0)).squeeze(-2)
+        slope = (slopes * by_bet.softmax(-1)).sum(-1)
         ahead = by_bet.logsumexp(-1) - math.log(_BETS) - goal
         new = (at - ahead / slope.clamp_min(1e-300)).clamp(0.0, _SURELY)
         new = new if not step else torch.minimum(new, at)

@@ -18,11 +18,12 @@ from pacbayes_fl.posteriors.weights.mixture import log_mixture_kl
 
 
 class _At(NamedTuple):
-    """P at inputs x: their tensor, the values' mixture [K, P, M], and H [K, P, M, N], their covariance with t."""
+    """P at inputs x: their tensor, the values' mixture [K, P, M], and H [K, P, M, N], their covariance with t; H^2."""
 
     x: Tensor
     values: NormalMixture
     with_targets: Tensor
+    squares: Tensor
 
 
 @dataclass(eq=False)
@@ -62,7 +63,8 @@ class Spectrum:
             prior = self.prior
             half = prior.cross(x)[1] @ prior.whitener.mT
             covariance = prior.model.covariance(prior.theta, x, self.rows.x) - half @ self.half.mT
-            self._last = _At(x, prior.function(x), covariance @ self.basis)
+            with_targets = covariance @ self.basis
+            self._last = _At(x, prior.function(x), with_targets, with_targets.square())
         return self._last
 
 
@@ -100,10 +102,10 @@ class PowerPosterior:
 
         mu = m(x*) + H g t,  Sigma = diag(k(x*, x*) - H g H'),  H = k(x*, x) D^(-1/2) U,  m and k those of P
         """
-        _, values, with_targets = self.spectrum.at(x)
+        _, values, with_targets, squares = self.spectrum.at(x)
         gain = self._gain
         mean = values.means + (with_targets @ (gain * self.spectrum.targets).unsqueeze(-1)).squeeze(-1)
-        explained = (with_targets.square() @ gain.unsqueeze(-1)).squeeze(-1)
+        explained = (squares @ gain.unsqueeze(-1)).squeeze(-1)
         return NormalMixture(self.log_weights, mean, (values.variances - explained).clamp_min(0.0))
 
     def kl(self) -> Tensor:
@@ -164,5 +166,5 @@ def _spectrum(prior: GPPosterior, rows: ClientBatch) -> Spectrum:
     targets = (vectors.mT @ (scale * residual).unsqueeze(-1)).squeeze(-1)
     basis, values = scale.unsqueeze(-1) * vectors, values.clamp_min(0.0)
     with_targets = noise.unsqueeze(-1) * basis * values.unsqueeze(-2)  # S D^(-1/2) U
-    own = _At(rows.x, NormalMixture(prior.log_weights, means, variances), with_targets)
+    own = _At(rows.x, NormalMixture(prior.log_weights, means, variances), with_targets, with_targets.square())
     return Spectrum(prior, rows, noise, basis, values, targets, usable, half, own)
