@@ -267,18 +267,19 @@ class NormalMixture:
         density = torch.where(stds == 0, 0.0, weights / (stds * math.sqrt(2 * math.pi)))
         y, last = 0.5 * (low + high), high - low
         left, pointed = low < high, bool((stds == 0).any())
+        least = _CLOSE * (self.means.abs() + stds).amin(1)  # what a number is known to, however close to 0 it is
         for _ in range(_MOST):
             if not bool(left.any()):
                 break
             z = self._standard(y) if pointed else (y.unsqueeze(-2) - self.means) / stds
             miss = (weights * torch.special.ndtr(z)).sum(2) - goal
             step = miss / (density * (-0.5 * z.square()).exp()).sum(2)
-            far = (miss.abs() > _CLOSE * goal) & (step.abs() > _CLOSE * y.abs())
+            far = (miss.abs() > _CLOSE * goal) & (step.abs() > torch.maximum(_CLOSE * y.abs(), least))
             low, high = torch.where(miss < 0, y, low), torch.where(miss < 0, high, y)
             newton, middle = y - step, 0.5 * (low + high)
             good = (newton >= low) & (newton <= high) & (2 * step.abs() <= last)
             new = torch.where(left & good, newton, torch.where(left & far, middle, y))
-            last, y, left = (new - y).abs(), new, left & far
+            last, y, left = (new - y).abs(), new, left & far & (new != y)  # of a bracket without a number inside
         return y
 
     def _standard(self, y: Tensor) -> Tensor:
