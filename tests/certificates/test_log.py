@@ -111,6 +111,14 @@ def test_what_somebody_brings_is_told_apart_by_more_than_its_name(folder: Path) 
     assert [tried(asked(folder, request)) for request in requests] == [2, 6, 12, 20]
 
 
+@pytest.mark.parametrize("bound", ["seeger", "holdout-betting"])
+def test_what_is_no_certificate_shows_no_number_that_could_choose_the_next_one(folder: Path, bound: str) -> None:
+    """Nothing is counted of it: all that it holds are reasons, which another run on the same rows may do away with."""
+    table = asked(folder, Request(bound, tried=None))
+    assert all(table.reasons.values()) and table.number is None and not (folder / FILE).exists()
+    assert (table.clients, table.certificates, table.summary, table.holdout) == ((), {}, {}, {})
+
+
 def test_a_resume_makes_tables_stale_and_the_next_ones_pay(folder: Path) -> None:
     first = asked(folder)
     run(tiny(SPLIT, "federation.rounds=3"), folder, resume=True)
