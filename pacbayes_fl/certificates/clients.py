@@ -35,6 +35,7 @@ from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun, mode
 from pacbayes_fl.study import held_rows
 from pacbayes_fl.study.foreseen import UNDECLARED, independent, normalised
 from pacbayes_fl.study.run import Trained
+from pacbayes_fl.study.table_checks import made_of_others
 
 _KEYS: Mapping[str, str] = MappingProxyType(
     {
@@ -181,7 +182,7 @@ class Certified(NamedTuple):
 
 def _why_not(trained: Trained, bound_rows: BoundRows | None, request: Request) -> list[str]:
     """Reasons why a group can have no certificate of this kind, before its rows are read; empty where it can."""
-    why = []
+    why = [made] if (made := made_of_others(trained.study.data)) else []
     if bound_rows is None:
         (saw,) = Premises(Provenance("saw the rows"), independent=True).broken()
         why.append(f"{saw}: report.certify.scheme = 'split', or certify --retrain")

@@ -78,11 +78,24 @@ def check_columns(study: Study) -> None:
         what = f"[data] categories of {listed(learned)} are the words of all training rows"
         hint = f'data.categories = {{ {learned[0]} = ["...", "..."] }} says them'
         raise StudyError(f"{what}, also of those that a certificate needs untouched", hint=hint)
+    if made := made_of_others(data):
+        raise StudyError(made, hint="report.certify.scheme = 'none'; or leave it out")
+
+
+def made_of_others(data: DataPart) -> str:
+    """Reason why rows have no certificate where the table's features make them of each other.
+
+    Args:
+        data: of a study.
+
+    Returns:
+        The reason; nothing where each row is its own.
+    """
     past = [name for name in data.features if data.feature(name, ()).known_later]
-    if past or data.missing == "median":
-        name = f"[data] features has {past[0]!r}" if past else "[data] missing = 'median'"
-        what = f"{name}: rows are made of each other, and a certificate needs rows that are independent draws"
-        raise StudyError(what, hint="report.certify.scheme = 'none'; or leave it out")
+    if not past and data.missing != "median":
+        return ""
+    name = f"[data] features has {past[0]!r}" if past else "[data] missing = 'median'"
+    return f"{name}: rows are made of each other, and a certificate needs rows that are independent draws"
 
 
 def check_bounds(data: DataPart, table: Table) -> None:

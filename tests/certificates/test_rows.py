@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from pacbayes_fl.certificates.clients import certify
 from pacbayes_fl.certificates.rows import bound_rows_of, none_of
 from pacbayes_fl.data.scaling import FEDERATED
 from pacbayes_fl.study.foreseen import independent
@@ -35,6 +38,21 @@ def test_who_vouches_for_independent_rows(source: str, declared: str | None, exp
     name = "pfedbayes" if "mnist" in source else "pac-pfl"
     study = tiny(*sets, f"method.name={name}")
     assert independent(study) is expected
+
+
+@pytest.mark.parametrize(("missing", "refused"), [("median", True), ("drop", False)])
+def test_clients_that_never_train_are_refused_where_their_rows_are_made_of_each_other(
+    tmp_path: Path, missing: str, refused: bool
+) -> None:
+    """As a study is that keeps rows for certificates: a median is of all rows of the client, those of the bound."""
+    table = rows()
+    table[-4] |= {"wind": math.nan}  # the last row of new_1 to learn from
+    path = write_csv(tmp_path / "rows.csv", table)
+    sets = ("federation.rounds=1", "report.certify.independent=true", f"data.missing={missing}")
+    with warnings.catch_warnings(record=True):  # of the row that is left out
+        reasons = certify(train(on_csv(path, *sets))).reasons["new"]
+    made = "[data] missing = 'median': rows are made of each other, and a certificate needs rows that are independent"
+    assert reasons == ([f"{made} draws"] if refused else [])
 
 
 def test_an_empty_batch_has_the_same_clients_and_no_rows() -> None:
