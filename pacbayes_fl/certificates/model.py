@@ -263,10 +263,13 @@ def _losses(one: Predict, inputs: Any, y: Tensor, loss: Any) -> Tensor:
             raise
         what = f"the model must be fitted before it is certified: {str(error).partition('.')[0]}"
         raise AssumptionError(what, hint="fit it on rows that are none of the bound's") from error
-    if len(said) != len(y):
-        raise ShapeError(f"the model gives {len(said)} predictions of {len(y)} rows")
     if y.is_floating_point() and said.dim() != 1:
         raise ShapeError(f"predictions of real targets must be [n], got {list(said.shape)}", hint=_AS_LABELS)
+    if said.dim() not in (1, 2):  # [n, 1, C] against labels [n] would be all pairs of rows
+        what = f"scores of labels must be [n, C], and labels [n], got {list(said.shape)}"
+        raise ShapeError(what, hint="squeeze or average what is neither a row nor a class")
+    if len(said) != len(y):
+        raise ShapeError(f"the model gives {len(said)} predictions of {len(y)} rows")
     if said.dim() > 1:
         said = said.double().log_softmax(-1)
     missing = said.isnan().reshape(len(y), -1).any(1)

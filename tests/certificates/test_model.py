@@ -207,7 +207,13 @@ def refused(*given: Any, **more: Any) -> Any:
     return lambda m: certify_model(*(given or (m,)), **({"rows": data(9), **FINE} | more))
 
 
+def sequences(x: Any) -> Any:
+    """Give the scores of a sequence of one step, which compared with [n] labels are those of every pair of rows."""
+    return np.zeros((len(x), 1, 2))
+
+
 X, Y = data(9)
+SCORES = r"scores of labels must be \[n, C\], and labels \[n\], got {}"
 UNKNOWN = r"how a Linear is drawn from, .*, are not known \(give sample and kl; or leave the prior out"
 ONE_LOGIT = r"scores of labels must be \[n, C\], got one number a row, such as .* \(of one logit a row give two scores"
 FLOATS = r"got targets of type float64 \(floats are .*: rows=\(inputs, targets.astype\(int\)\)"
@@ -221,6 +227,11 @@ SPARSE = r"the inputs in rows must be an array, a tensor or a list with a row ea
         (refused(rows=as_floats(9)), rf"is a classifier, whose labels are \[0, 1\], {FLOATS}"),
         (refused(rows=as_floats(9), loss="0-1"), rf"0-1 loss is not for real targets, {FLOATS}"),
         (refused(np.atleast_2d, rows=as_floats(9)), r"real targets must be \[n\], got \[9, 2\] \(floats are numbers"),
+        (refused(sequences), SCORES.format(r"\[9, 1, 2\]")),
+        (refused([sequences, sequences]), SCORES.format(r"\[9, 1, 2\]")),
+        (refused(sequences, bound="holdout-kl"), SCORES.format(r"\[9, 1, 2\]")),
+        (refused(sequences, rows=as_floats(9)), r"real targets must be \[n\], got \[9, 1, 2\]"),
+        (refused(lambda x: 1.0), SCORES.format(r"\[\]")),
         (refused(guide, program, draws=3), ONE_LOGIT),
         (refused(net()), ONE_LOGIT),
         (refused(LogisticRegression()), UNFITTED),
