@@ -149,7 +149,8 @@ def of_library(loss: object) -> bool:
 def in_declared_range(loss: BoundedLoss, losses: Tensor, rows: Tensor) -> Tensor:
     """Check every value of a loss against the range that it declares: a bound of their mean holds for no other.
 
-    The library's own losses cannot leave theirs, and are not looked at: reading a device at every draw takes its time.
+    Values of the library's own losses cannot leave theirs, and are not looked at: reading a device at every draw takes
+    its time.
 
     Args:
         loss: says its range.
@@ -164,12 +165,12 @@ def in_declared_range(loss: BoundedLoss, losses: Tensor, rows: Tensor) -> Tensor
         AssumptionError: naming the loss, its class, its range and the first value outside.
     """
     values = losses.double()
+    own = f"the loss {loss.name!r} ({type(loss).__name__})"
+    if values.shape != rows.shape:  # of any loss where predictions have a dimension more
+        what = f"{own} must give a value for each row, {list(rows.shape)}, got {list(values.shape)}"
+        raise ShapeError(what, hint="without averaging, and of predictions without further dimensions")
     if of_library(loss):
         return values
-    own = f"the loss {loss.name!r} ({type(loss).__name__})"
-    if values.shape != rows.shape:
-        what = f"{own} must give a value for each row, {list(rows.shape)}, got {list(values.shape)}"
-        raise ShapeError(what, hint="without averaging")
     slack = ROUNDING * (loss.high - loss.low)
     wrong = rows & ((values < loss.low - slack) | (values > loss.high + slack))
     if bool(wrong.any()):

@@ -15,7 +15,7 @@ from pacbayes_fl.bounds.bernstein import empirical_bernstein
 from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo
 from pacbayes_fl.bounds.checks import checked, in_declared_range, of_library, whole
 from pacbayes_fl.bounds.client import gibbs, seeger
-from pacbayes_fl.bounds.losses import LOSSES, LossRange, loss_named
+from pacbayes_fl.bounds.losses import LOSSES, LossRange, SaturatingSquare, loss_named
 from pacbayes_fl.bounds.premises import Premises, Provenance
 from pacbayes_fl.bounds.record import from_record, to_record
 from pacbayes_fl.bounds.table import BOUNDS
@@ -92,6 +92,8 @@ def test_a_loss_stays_in_its_range_on_every_row_that_counts() -> None:
         in_declared_range(cost, padded, every)
     with pytest.raises(ShapeError, match=r"'cost' \(LossRange\) must give a value for each row, \[2, 2\], got \[\]"):
         in_declared_range(cost, padded.mean(), every)
+    with pytest.raises(ShapeError, match=r"must give a value for each row, \[2, 2\], got \[2, 2, 2\] \(without averag"):
+        in_declared_range(SaturatingSquare(), SaturatingSquare()(torch.zeros(2, 2, 1), torch.zeros(2, 2)), every)
 
 
 @pytest.mark.parametrize("name", LOSSES)
