@@ -351,6 +351,22 @@ def to_release(path: Path) -> bytes:
     return _ledger_bytes(numbered, delta, randomness == "simulation", ())
 
 
+def keys_of(path: Path) -> tuple[str, ...]:
+    """Give the keys under which a ledger of several runs knows what a run has spent.
+
+    Args:
+        path: of the run's ledger.
+
+    Returns:
+        The keys; none of a run that has spent nothing, or nothing that is shared.
+
+    Raises:
+        PrivacyError: when it is damaged.
+    """
+    entries, _, _, keys = _read(path)
+    return keys if entries else ()
+
+
 def _with(entries: Entries, charge: Charge) -> Entries:
     """Count one more charge."""
     last, count = entries[-1] if entries else (None, 0)

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from pacbayes_fl.errors import UNREADABLE, PrivacyError, listed
@@ -100,7 +101,8 @@ class SharedLedger:
         simulated: whether this run's noise comes from a seed.
         rows: fingerprints of what it trains with.
         folder: name of the run's folder, for people.
-        payers: names of other runs that are known to have taken part, without which there is no new file.
+        payers: keys of the runs that are known to have taken part, by name, none of one whose keys are not known:
+            without them there is no new file, and a file that does not know them is an older copy.
     """
 
     def __init__(
@@ -111,7 +113,7 @@ class SharedLedger:
         simulated: bool,
         rows: Prints,
         folder: str,
-        payers: Sequence[str] = (),
+        payers: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         """Nothing is read yet."""
         self.path, self._total, self._delta = Path(path), total, delta
@@ -134,6 +136,7 @@ class SharedLedger:
         _refuse_orders(charges)
         with self._locked():
             content = self._content(new=not known)
+            self._refuse_older(content)
             mine = next((key for key in known if key in content.runs), None)
             before = Counter[Charge]() if mine is None else content.runs[mine].spent
             runs = {key: run for key, run in content.runs.items() if key != mine}
@@ -253,6 +256,15 @@ class SharedLedger:
             what = f"noise of runs in {self.path} is {there}, and that of this run would be {here}"
             raise PrivacyError(what, hint="another privacy.ledger, or set privacy.randomness")
         return content
+
+    def _refuse_older(self, content: Content) -> None:
+        """Refuse a file that does not know another run which has spent: a copy that went on has taken its place."""
+        known = {key for keys in self._payers.values() if not content.runs.keys().isdisjoint(keys) for key in keys}
+        lost = [name for name, keys in self._payers.items() if name != self._folder and keys and known.isdisjoint(keys)]
+        if lost:
+            what = f"{self.path} does not know of run {listed([*map(repr, lost)], 1)} beside this one, which took part"
+            hint = "restore the newest copy, or go on with that run, which says what it has spent"
+            raise PrivacyError(f"{what}: it is an older copy, and what was spent since is not known", hint=hint)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -28,7 +28,7 @@ from pacbayes_fl.privacy.accounting import Budget, noise_multiplier
 from pacbayes_fl.privacy.adaptive import AdaptiveClip
 from pacbayes_fl.privacy.charges import ROUND, Charge
 from pacbayes_fl.privacy.guarantees import Replacement, rounded
-from pacbayes_fl.privacy.ledger import NAME, Ledger
+from pacbayes_fl.privacy.ledger import NAME, Ledger, keys_of
 from pacbayes_fl.privacy.mechanisms import CohortKind, Cohorts, Mechanism, Neighbours
 from pacbayes_fl.privacy.outside import Outside
 from pacbayes_fl.privacy.shared_ledger import Shared, SharedLedger
@@ -174,20 +174,21 @@ def share_ledger(study: Study, aggregator: PrivateAggregator | None, dataset: ta
         return
     own, path = aggregator.ledger, files.expanded(part.ledger)
     folder = own.path.parent.absolute()
-    rows, payers = fingerprints.for_ledger(dataset), () if path.exists() else _payers(path, folder.parent)
+    rows, payers = fingerprints.for_ledger(dataset), _payers(path, folder.parent)
     shared = SharedLedger(path, part.total, own.budget.delta, own.simulated, rows, folder.name, payers)
     own.join(shared, aggregator.charge, finished + 1, study.plan.rounds)
 
 
-def _payers(path: Path, beside: Path) -> tuple[str, ...]:
-    """Name the runs in a folder that took part in a shared ledger: those that had joined it when they began."""
-    result = []
+def _payers(path: Path, beside: Path) -> dict[str, Sequence[str]]:
+    """Name the runs in a folder that took part in a shared ledger, with the keys under which it may know them."""
+    result = dict[str, Sequence[str]]()
     for file in sorted(beside.glob(f"*/{NAME}")):
         with suppress(*UNREADABLE):
             text = file.with_name("study.toml").read_text("utf-8")
             if files.expanded(tomllib.loads(text)["privacy"]["ledger"]).resolve() == path.resolve():
-                result.append(file.parent.name)
-    return tuple(result)
+                result[file.parent.name] = ()
+                result[file.parent.name] = keys_of(file)
+    return result
 
 
 def _outside(study: Study, budget: Budget, cohorts: Cohorts, moments: int) -> dict[str, Charge]:

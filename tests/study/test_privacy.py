@@ -830,3 +830,19 @@ def test_a_ledger_that_runs_beside_this_one_paid_into_is_not_begun_anew(tmp_path
     shared.unlink()
     with pytest.raises(PrivacyError, match=r"and run 'one' and 1 more beside this one took part"):
         run(tmp_path / "four", *options, f"privacy.ledger={shared}")
+
+
+def test_a_ledger_that_is_an_older_copy_is_found_out_by_the_runs_beside(tmp_path: Path) -> None:
+    shared = tmp_path / "all.json"
+    options = (ON, "privacy.total=100", f"privacy.ledger={shared}")
+    run(tmp_path / "one", *options, "federation.rounds=1")
+    kept = shared.read_bytes()
+    run(tmp_path / "two", *options, "federation.rounds=1")
+    shared.write_bytes(kept)
+    with pytest.raises(PrivacyError, match=r"does not know of run 'two' beside this one, .*: it is an older copy"):
+        run(tmp_path / "three", *options, "federation.rounds=1")
+    assert shared.read_bytes() == kept and not (tmp_path / "three").exists()
+    run(tmp_path / "two", *options, "federation.rounds=2", resume=True)  # which says what it has spent
+    shutil.copytree(tmp_path / "two", tmp_path / "copy")
+    run(tmp_path / "copy", *options, "federation.rounds=3", resume=True)  # in the place of the first
+    assert said(run(tmp_path / "three", *options, "federation.rounds=1"))["ledger"]["other_runs"] == 2
