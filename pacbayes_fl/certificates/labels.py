@@ -80,7 +80,9 @@ def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows
         "round": trained.state.round,
     }
     if (later := since(trained.folder)) is not None:
-        labels["later"] = f"{later} are none of these rows, and the posteriors here have not learned from them"
+        labels["later"] = (
+            f"{later} changed what predict uses, but not the models here, which have not learned from them"
+        )
     bound = request.record
     if bound.group is None and not bound.poolable:
         labels["no_average"] = f"the bound {bound.name!r} is on each client on its own"
@@ -91,8 +93,9 @@ def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows
 
 def _predictors(trained: Trained, groups: Mapping[str, BoundRows]) -> dict[str, str]:
     """Name the predictor of each group that was fixed before the rows of the bound, by the mean that its loss is of."""
+    when = "uses" if since(trained.folder) is None else "used before later rows came"
     kinds = {
-        True: "the personal models that predict uses, which have not seen the rows",
+        True: f"the personal models that predict {when}, which have not seen the rows",
         False: "the averaged predictions of the prior, which predict would personalise with the rows",
     }
     shared = trained.groups["existing"].shared

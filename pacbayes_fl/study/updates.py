@@ -1,7 +1,7 @@
 """Rows that came after a run's training: `update` adds them to its folder, and all predictions learn from them.
 
 An update is one more file of the folder, written as a whole, and no other file changes. Scores and certificates of the
-run therefore stay those of its models before: no later row is ever one of a bound.
+run therefore stay those of its models before, also where later rows are rows of a bound, from which predictions learn.
 """
 
 from __future__ import annotations

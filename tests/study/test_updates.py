@@ -147,7 +147,22 @@ def test_certificates_are_of_the_run_before_and_say_so(start: Start, tmp_path: P
     after = certify(run.open_run(folder))
     assert [line.bound for line in after.clients] == [line.bound for line in before.clients] and after.number == 1
     assert "later" not in before.labels
-    assert after.labels["later"].startswith("8 later rows of 2 clients are none of these rows")
+    said = (
+        "8 later rows of 2 clients changed what predict uses, but not the models here, which have not learned from them"
+    )
+    assert after.labels["later"] == said
+    models = "the personal models that predict {}, which have not seen the rows"
+    assert before.labels["predictor"]["existing"] == models.format("uses")
+    assert after.labels["predictor"]["existing"] == models.format("used before later rows came")
+
+
+def test_a_whole_table_holds_rows_of_the_bound_and_predictions_learn_from_them(start: Start, tmp_path: Path) -> None:
+    """Nothing is said of which later rows are rows of the bound: certificates are of the models before them."""
+    folder, path = start("pac-pfl/split"), write_csv(tmp_path / "all.csv", [r for r in TABLE if r["split"] == "train"])
+    held = run.open_run(folder).bound_rows
+    found = update(run.open_run(folder), path).found["existing_0"]
+    assert held is not None and found == Count(new=int(held.size[0]), repeats=found.repeats) and found.repeats > 0
+    assert "none of these" not in certify(run.open_run(folder)).labels["later"]
 
 
 def test_a_crash_loses_nothing(start: Start, tmp_path: Path, ask: Path, monkeypatch: pytest.MonkeyPatch) -> None:
