@@ -83,7 +83,7 @@ class StudyNode:
         apart.check(study)
         own = _of(dataset, clients)
         self.study, self._own, self._memories = study, own, memories
-        self._results, self._told = results, made
+        self._results, self._told, self._remembered = results, made, ""
         self._division = held_rows.divide(study, own)
         known = self._division.dataset
         self._telling = apart.telling(study, known)
@@ -167,6 +167,7 @@ class StudyNode:
         if kind == mail.TRAIN:
             if not self._settled:
                 raise DeployError("the node has not joined a run: it does not know how columns are scaled")
+            self._remember()
             requests = mail.unpack_requests(frame)
             return mail.pack_answers([(str(one.config.get("client")), self._node.answer(one)) for one in requests])
         raise DeployError("the server asks for something that this version does not know")
@@ -189,6 +190,22 @@ class StudyNode:
             text = "nothing is remembered here of %s in this run: joining as new after round %d"
             _LOG.warning(text, ", ".join(lost[:5]), finished)
         return new
+
+    def _remember(self) -> None:
+        """Write down which rows the run sees, where it must not see all: of rows that change it would not be known.
+
+        Raises:
+            DataError: naming a client whose rows are not those that the run has seen.
+            CheckpointError: when it cannot be written.
+        """
+        joined = self._memories.joined()
+        if self._results is None or joined is None or self._division.bound_rows is None:
+            return
+        if joined.run != self._remembered:
+            folder = self._results(joined.run)
+            known = held_rows.TrainingHistory.read(folder).extended(self.study, self._own, self._division.dataset)
+            known.save(folder)
+            self._remembered = joined.run
 
     def _state(self, frame: frames.Frame) -> FederationState:
         """Read the server's model, and put the states of the clients beside it."""

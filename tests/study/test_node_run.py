@@ -9,15 +9,24 @@ from typing import Any
 import pytest
 import torch
 
+from pacbayes_fl.certificates.clients import certify
+from pacbayes_fl.errors import DataError, PacBayesFLError
 from pacbayes_fl.federation import frames, public
 from pacbayes_fl.federation.frames import Array
+from pacbayes_fl.federation.mail import InMemory as InMemoryMail
 from pacbayes_fl.federation.node import InMemory
 from pacbayes_fl.results.records import load as load_result
+from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.node import StudyNode
+from pacbayes_fl.study.node_folder import NodeFolder
+from pacbayes_fl.study.node_release import results_of
 from pacbayes_fl.study.prepare import build
+from pacbayes_fl.study.release import release
 from pacbayes_fl.study.run import open_run
+from pacbayes_fl.study.served import serve
+from tests.tiny import on_csv, rows, write_csv
 
 SETS = ["method.particles=2", "federation.device=cpu", "data.scale=client", "federation.rounds=2"]
 STUDY = Study.from_toml("polynomial", [*SETS, 'deploy.share=["metrics"]'])
@@ -88,3 +97,40 @@ def test_a_private_run_says_what_was_spent(tmp_path: Path) -> None:
 def test_a_node_of_new_clients_alone_has_nothing_to_train(names: tuple[str, ...]) -> None:
     with pytest.raises(Exception, match="a node takes part with at least one client that trains"):
         StudyNode(STUDY, load(STUDY), InMemory(), names)
+
+
+def test_rows_that_change_under_a_run_are_no_rows_of_a_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that begins again with a longer file would keep others of its rows, of which the run has seen some."""
+    sets = ("federation.rounds=3", "model.linear=zero", "report.certify.scheme=split")
+    known, longer, place = rows(new=()), rows(new=(), sizes=(12, 15, 11, 13)), NodeFolder(tmp_path / "node")
+    path = tmp_path / "rows.csv"
+    study = on_csv(path, *sets, "report.certify.independent=true")
+
+    def node() -> StudyNode:
+        return StudyNode(study, load(study), place, results=place.results)
+
+    write_csv(path, known)
+    nodes, said = {7: node()}, list[str]()
+    monkeypatch.setattr("pacbayes_fl.study.node._LOG.warning", lambda text, *given: said.append(text % given))
+
+    def begin_again(record: RoundRecord) -> None:
+        if record.round == 2:
+            write_csv(path, longer)
+            nodes[7] = node()
+
+    mail = InMemoryMail({7: lambda data: nodes[7].answer(data)})
+    with pytest.raises(PacBayesFLError):
+        serve(study, tmp_path / "there", mail, on_round=begin_again)
+    assert said and "client 'existing_0': its training rows are not those that it trained on before" in said[0]
+    assert not [*tmp_path.glob("node/results/*/metrics.json")]
+    write_csv(path, known)
+    nodes[7] = node()
+    serve(study, tmp_path / "there", mail, resume=True)
+    release(tmp_path / "there", tmp_path / "released", public_scaling=True)
+    write_csv(path, longer)
+    with pytest.raises(DataError, match="not those that it trained on before"):
+        results_of(study, tmp_path / "node", release=tmp_path / "released")
+    write_csv(path, known)
+    assert certify(open_run(results_of(study, tmp_path / "node", release=tmp_path / "released"))).valid["existing"]
