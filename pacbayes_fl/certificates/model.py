@@ -99,13 +99,17 @@ def certify_model(
     """
     inputs, targets, chosen = _checked(rows, loss)
     known = hypotheses_of(model, prior, sample, kl, weights, inputs, counts_errors(chosen))
-    y, repeats = _indexed(targets, known.classes), _repeats(inputs, targets)
+    y, keys = _indexed(targets, known.classes), _keys(inputs)
+    repeats = _repeats(keys, targets)
     provenance = source if isinstance(source, Provenance) else Provenance(source)
     premises = Premises(_of_copies(provenance, repeats), independent, chosen, tried=tried)
     record = _bound_of(known, bound, chosen)
     each = _weighed(known, draws, torch.Generator().manual_seed(seed))
     losses = ((weight, _losses(one, inputs, y, chosen)) for weight, one in each)
     made = _measured(losses, repeats, chosen, known.draw is not None)
+    if len(made.risks) > 1 and _keys(inputs) != keys:
+        what = "a hypothesis changed the inputs that it was given, which those after it were given too"
+        raise AssumptionError(what, hint="let each work on a copy, such as StandardScaler(copy=True)")
     if record.fixed:
         return _of_fixed(record, made, repeats, delta, premises)
     numbers = {"risk": made.risk, "variance": made.variance, "kl": known.kl, "n": repeats.n.squeeze(0), "beta": beta}
@@ -219,14 +223,19 @@ def _indexed(targets: Any, classes: Any) -> Tensor:
     return torch.tensor([place.get(label, -1) for label in targets.tolist()])
 
 
-def _repeats(inputs: Any, targets: Any) -> Repeats:
+def _keys(inputs: Any) -> list[object]:
+    """Give what equal rows of the inputs have in common, by row."""
     try:
         table = inputs.detach().cpu().numpy() if isinstance(inputs, Tensor) else np.asarray(inputs)
     except ValueError:  # rows of several lengths
         table = inputs
+    return [_key(each) for each in table]
+
+
+def _repeats(keys: list[object], targets: Any) -> Repeats:
     seen: dict[object, int] = {}
-    keys = ((_key(each), y) for each, y in zip(table, targets.tolist(), strict=True))
-    return Repeats(torch.tensor([[seen.setdefault(key, len(seen)) for key in keys]]), False)
+    pairs = zip(keys, targets.tolist(), strict=True)
+    return Repeats(torch.tensor([[seen.setdefault(pair, len(seen)) for pair in pairs]]), False)
 
 
 def _key(row: Any) -> object:

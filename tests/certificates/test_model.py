@@ -13,6 +13,8 @@ import torch
 from pyro import distributions
 from scipy import sparse, stats
 from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 from torch import Tensor, nn
 
@@ -493,3 +495,23 @@ def test_the_variance_of_the_losses_is_measured_for_the_bound_that_needs_it(list
         assert got.value.item() == pytest.approx(expected, rel=1e-9)
     else:  # no rows that hold one of every pair vary more
         assert losses.var(1).mean() < 0.99 * largest < variance <= largest + 1e-12
+
+
+@pytest.mark.parametrize("kind", ["listed", "drawn", "tensors"])
+def test_hypotheses_that_change_the_inputs_of_those_after_them_are_refused(kind: str) -> None:
+    """The first predictor that is asked sees the rows of the bound, and all others what it has made of them."""
+    x, y = data(30)
+    scaled = make_pipeline(StandardScaler(copy=False), LogisticRegression()).fit(5.0 + x.copy(), y)
+
+    def halved(x: Any) -> Any:
+        x *= 0.5
+        return np.asarray(x)
+
+    said = r"a hypothesis changed the inputs that it was given, which those after it were given too \(.*copy"
+    with pytest.raises(AssumptionError, match=said):
+        if kind == "listed":
+            certify_model([scaled, scaled], rows=(x.copy(), y), **FINE)
+        if kind == "drawn":
+            certify_model(None, sample=lambda g: scaled, kl=1.0, draws=2, rows=(x.copy(), y), **FINE)
+        certify_model([halved, halved], rows=(torch.from_numpy(x.copy()), y), **FINE)
+    assert certify_model(scaled, rows=(x.copy(), y), **FINE).valid  # of one there is none after it
