@@ -94,7 +94,7 @@ def certify(
     job = _Job(request, loss, shared, on_clients or (lambda _: None))
     parts = {name: certified(trained, name, group, job) for name, group in groups.items()}
     known = [part.certificate for part in parts.values() if part.certificate is not None]
-    shown = {name: part for name, part in parts.items() if part.lines}  # other numbers nobody may see uncounted
+    valid = {name: part for name, part in parts.items() if part.lines}  # other numbers nobody may see uncounted
     table = CertifiedRun(
         study=study.name,
         method=study.method.name,
@@ -109,17 +109,13 @@ def certify(
         clients=tuple(line for part in parts.values() for line in part.lines),
         reasons=reasons | {name: part.reasons for name, part in parts.items()},
         summary={
-            name: bounds.to_record(part.average, bound) for name, part in shown.items() if part.average is not None
+            name: bounds.to_record(part.average, bound) for name, part in valid.items() if part.average is not None
         },
-        certificates={
-            name: bounds.to_record(part.certificate, bound)
-            for name, part in shown.items()
-            if part.certificate is not None
-        },
-        holdout={name: bounds.to_record(part.holdout) for name, part in shown.items() if part.holdout is not None},
+        certificates={name: bounds.to_record(one, bound) for name, part in valid.items() if (one := part.certificate)},
+        holdout={name: bounds.to_record(part.holdout) for name, part in valid.items() if part.holdout is not None},
         labels=labels_of(trained, request, groups)
         | {"left_out": {k: v for p in parts.values() for k, v in p.left_out.items()}},
-        number=turn.number if trained.folder is not None and shown else None,
+        number=turn.number if trained.folder is not None and valid else None,
         model=model,
     )
     if table.clients:  # else nobody has seen a number

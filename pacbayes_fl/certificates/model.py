@@ -105,11 +105,7 @@ def certify_model(
     premises = Premises(_of_copies(provenance, repeats), independent, chosen, tried=tried)
     record = _bound_of(known, bound, chosen)
     each = _weighed(known, draws, torch.Generator().manual_seed(seed))
-    losses = ((weight, _losses(one, inputs, y, chosen)) for weight, one in each)
-    made = _measured(losses, repeats, chosen, known.draw is not None)
-    if len(made.risks) > 1 and _keys(inputs) != keys:
-        what = "a hypothesis changed the inputs that it was given, which those after it were given too"
-        raise AssumptionError(what, hint="let each work on a copy, such as StandardScaler(copy=True)")
+    made = _measured(_each_loss(each, inputs, keys, y, chosen), repeats, chosen, known.draw is not None)
     if record.fixed:
         return _of_fixed(record, made, repeats, delta, premises)
     numbers = {"risk": made.risk, "variance": made.variance, "kl": known.kl, "n": repeats.n.squeeze(0), "beta": beta}
@@ -261,6 +257,18 @@ def _of_copies(prior: Provenance, repeats: Repeats) -> Provenance:
     if prior.source != "row-level DP" or not more:
         return prior
     return replace(prior, rows=(prior.rows or int(times.sum())) + more)
+
+
+def _each_loss(
+    each: Iterator[tuple[float, Predict]], inputs: Any, keys: list[object], y: Tensor, loss: Any
+) -> Iterator[tuple[float, Tensor]]:
+    """Yield weight and losses [n] of hypotheses; what one has done to the inputs is refused where others followed."""
+    count = 0
+    for count, (weight, one) in enumerate(each, 1):
+        yield weight, _losses(one, inputs, y, loss)
+    if count > 1 and _keys(inputs) != keys:
+        what = "a hypothesis changed the inputs that it was given, which those after it were given too"
+        raise AssumptionError(what, hint="let each work on a copy, such as StandardScaler(copy=True)")
 
 
 def _losses(one: Predict, inputs: Any, y: Tensor, loss: Any) -> Tensor:
