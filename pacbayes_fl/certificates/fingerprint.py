@@ -88,7 +88,7 @@ def _parts(thing: Any, home: str) -> list[object]:
     if inspect.isclass(thing):
         return [name] if _installed(thing.__module__, home) else [name, thing.__bases__, _members(thing)]
     if inspect.isfunction(thing):
-        sees: list[object] = [] if _installed(thing.__module__, home) else [thing.__code__, _seen(thing)]
+        sees: list[object] = [] if _installed(thing.__module__, home) else [thing.__code__, _seen(thing, home)]
         return [name, thing.__defaults__, thing.__kwdefaults__, thing.__dict__, *sees]
     if inspect.isroutine(thing):
         return [name]
@@ -103,14 +103,23 @@ def _members(kind: type) -> dict[str, object]:
     return {name: value for name, value in own.items() if not inspect.isgetsetdescriptor(value) and name != "_abc_impl"}
 
 
-def _seen(function: FunctionType) -> list[object]:
+def _seen(function: FunctionType, home: str) -> list[object]:
     """Values of the names of a function's closure and of its module, as far as there are any yet."""
+    names = _names(function.__code__)
     found: list[object] = []
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # it is empty
-            found.append((name, cell.cell_contents))
+            found.append((name, _looked_up(cell.cell_contents, names, home)))
     known = function.__globals__
-    return [*found, {name: known[name] for name in sorted(_names(function.__code__)) if name in known}]
+    return [*found, {name: _looked_up(known[name], names, home) for name in sorted(names) if name in known}]
+
+
+def _looked_up(value: object, names: Set[str], home: str, above: tuple[object, ...] = ()) -> object:
+    """Give of a module of one's own what the code names of it, and of those in it; anything else as it is."""
+    if not inspect.ismodule(value) or value in above or _installed(value.__name__, home):
+        return value
+    own = {name: vars(value)[name] for name in sorted(names & vars(value).keys())}
+    return value, {name: _looked_up(one, names, home, (*above, value)) for name, one in own.items()}
 
 
 def _names(code: CodeType) -> set[str]:

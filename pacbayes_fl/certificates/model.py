@@ -264,8 +264,9 @@ def _each_loss(
 ) -> Iterator[tuple[float, Tensor]]:
     """Yield weight and losses [n] of hypotheses; what one has done to the inputs is refused where others followed."""
     count = 0
-    for count, (weight, one) in enumerate(each, 1):
+    for weight, one in each:
         yield weight, _losses(one, inputs, y, loss)
+        count += 1
     if count > 1 and _keys(inputs) != keys:
         what = "a hypothesis changed the inputs that it was given, which those after it were given too"
         raise AssumptionError(what, hint="let each work on a copy, such as StandardScaler(copy=True)")

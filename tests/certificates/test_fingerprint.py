@@ -161,6 +161,29 @@ def test_what_somebody_has_installed_is_seen_by_its_code(tmp_path: Path, monkeyp
     assert found[0] == found[2] != found[1]
 
 
+@pytest.mark.parametrize("code", ["helper.C", "helper.inner.C", "helper.times(1.0)", "own_loss.helper.C"])
+def test_values_of_modules_of_ones_own_are_seen_where_the_code_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    """Also where modules name each other."""
+    folder = tmp_path / "helper"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    (folder / "__init__.py").write_text("import own_loss\nfrom helper.inner import C, times\n")
+    (tmp_path / "own_loss.py").write_text(f"import own_loss, helper\ndef made(x):\n return x * {code}\n")
+    found = []
+    for weight in (0.5, 0.25, 0.5):
+        (folder / "inner.py").write_text(f"UNUSED = {len(found)}\nC = {weight}\ndef times(x):\n return x * C\n")
+        for name in ("own_loss", "helper", "helper.inner"):
+            shutil.rmtree(folder / "__pycache__", ignore_errors=True)
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        invalidate_caches()
+        found.append(fingerprint(import_module("own_loss").made))
+    for name in ("own_loss", "helper", "helper.inner"):
+        monkeypatch.delitem(sys.modules, name)
+    assert found[0] == found[2] != found[1]
+
+
 def test_what_is_deeper_than_python_follows_is_refused() -> None:
     with pytest.raises(AssumptionError, match=r"^Named\(\) holds values in values"):
         fingerprint(Named(deep()))
