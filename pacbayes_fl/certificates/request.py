@@ -115,8 +115,8 @@ class Request:
             file = {} if result is None else {"bound_file": str(result.file), "bound_sha256": result.sha256}
         if self.loss is not None and not of_library(self.loss):
             file["loss_sha256"] = fingerprint(self.loss)
-        if self.record not in bounds.BOUNDS.values() and not isinstance(self.bound, str):
-            file["bound_sha256"] = fingerprint(self.record.function)
+        if self.record not in bounds.BOUNDS.values():
+            file |= {"record_sha256": fingerprint(self.record), "function_sha256": fingerprint(self.record.function)}
         return own | file | {"bound": self.record.name, "loss": None if self.loss is None else self.loss.name}
 
     @property

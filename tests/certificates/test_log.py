@@ -106,9 +106,26 @@ def test_what_somebody_brings_is_told_apart_by_more_than_its_name(folder: Path) 
         Request(loss=Within(0.5)),
         Request(replace(BOUNDS["seeger"], name="mine")),
         Request(replace(BOUNDS["seeger"], name="mine", function=by_seeger)),
+        Request(replace(BOUNDS["seeger"], name="mine", posterior="no worse than the prior")),  # chosen otherwise
     ]
-    assert [tried(asked(folder, request)) for request in requests] == [2, 6, 12, 20]
-    assert [tried(asked(folder, request)) for request in requests] == [2, 6, 12, 20]
+    assert [tried(asked(folder, request)) for request in requests] == [2, 6, 12, 20, 30]
+    assert [tried(asked(folder, request)) for request in requests] == [2, 6, 12, 20, 30]
+
+
+def test_so_is_a_file_of_which_a_helper_has_changed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(folder.parent)
+    (folder.parent / "helper_of_mine.py").write_text("C = 1.0\n")
+    (folder.parent / "mine.py").write_text(
+        "from dataclasses import replace\nimport helper_of_mine\nfrom tests.certificates.test_log import BOUNDS\n"
+        "def mine(risk, kl, n, delta, premises, *, monte_carlo=None):\n"
+        ' """Bound the risk as Seeger does.\n\n L <= kl^-1(L^, ...)\n """\n kl = helper_of_mine.C * kl\n'
+        ' return BOUNDS["seeger"].function(risk, kl, n, delta, premises, monte_carlo=monte_carlo)\n'
+        'MINE = replace(BOUNDS["seeger"], name="mine", function=mine)\n'
+    )
+    request = Request(f"{folder.parent / 'mine.py'}:MINE")
+    assert (tried(asked(folder, request)), tried(asked(folder, request))) == (2, 2)
+    monkeypatch.setattr("helper_of_mine.C", 0.1)
+    assert tried(asked(folder, request)) == 6
 
 
 @pytest.mark.parametrize("bound", ["seeger", "holdout-betting"])
