@@ -109,10 +109,16 @@ def told_by_all(trained: Trained, prior: Provenance) -> tuple[str, ...]:
     """
     if prior.source != "other clients":
         return ()
-    if not trained.state.watch.halved:
-        return told_by_plan(trained.study)
-    what = "learning rates were halved in every fold after a round that diverged for all clients together, those of the"
-    return *told_by_plan(trained.study), f"{what} bound among them (run with lower rates from the start)"
+    reasons = [*told_by_plan(trained.study)]
+    if trained.state.watch.halved:
+        what = "learning rates were halved in every fold after a round that diverged for all clients together, those of"
+        reasons.append(f"{what} the bound among them (run with lower rates from the start)")
+    if (last := trained.state.round) < (planned := trained.study.plan.rounds):
+        what = (
+            f"all folds ended after round {last} of {planned}, which may have been chosen by all clients, those of the"
+        )
+        reasons.append(f"{what} bound among them (as many rounds as were planned)")
+    return tuple(reasons)
 
 
 def none_of(batch: ClientBatch) -> ClientBatch:

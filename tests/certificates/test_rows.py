@@ -13,6 +13,7 @@ import torch
 from pacbayes_fl.certificates.clients import certify
 from pacbayes_fl.certificates.rows import bound_rows_of, none_of
 from pacbayes_fl.data.scaling import FEDERATED
+from pacbayes_fl.study.callbacks import EarlyStop
 from pacbayes_fl.study.foreseen import independent
 from pacbayes_fl.study.run import train
 from tests.tiny import Row, on_csv, rows, tiny, write_csv
@@ -53,6 +54,18 @@ def test_clients_that_never_train_are_refused_where_their_rows_are_made_of_each_
         reasons = certify(train(on_csv(path, *sets))).reasons["new"]
     made = "[data] missing = 'median': rows are made of each other, and a certificate needs rows that are independent"
     assert reasons == ([f"{made} draws"] if refused else [])
+
+
+@pytest.mark.parametrize(("scheme", "told"), [("folds", True), ("split", False)])
+def test_a_callback_that_ends_all_folds_at_once_has_seen_the_rows_of_the_bound(scheme: str, told: bool) -> None:
+    """What it looks at is of all clients; after a split it is of rows that are none of the bound."""
+    study = tiny(f"report.certify.scheme={scheme}", "report.certify.folds=2", "federation.rounds=4")
+    reasons = certify(train(study, callbacks=[EarlyStop(patience=1, min_delta=1e9)])).reasons
+    what = (
+        "all folds ended after round 2 of 4, which may have been chosen by all clients, those of the bound among them"
+    )
+    assert reasons["existing"] == ([f"{what} (as many rounds as were planned)"] if told else [])
+    assert reasons["new"] == []
 
 
 def test_an_empty_batch_has_the_same_clients_and_no_rows() -> None:
