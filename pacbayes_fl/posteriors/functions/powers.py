@@ -18,12 +18,11 @@ from pacbayes_fl.posteriors.weights.mixture import log_mixture_kl
 
 
 class _At(NamedTuple):
-    """P at inputs x: their tensor, the values' mixture [K, P, M], and H [K, P, M, N], their covariance with t; H^2."""
+    """Functions at inputs x [K, M, d]: their means and variances for every power, [W, K, P, M] each."""
 
     x: Tensor
-    values: NormalMixture
-    with_targets: Tensor
-    squares: Tensor
+    means: Tensor
+    variances: Tensor
 
 
 @dataclass(eq=False)
@@ -35,36 +34,52 @@ class Spectrum:
     Args:
         prior: P.
         rows: x [K, N, d], which P has not seen.
+        powers: w [W], float64, in (0, 1].
         noise: D [K, P, N], in squared units of y; 1 on padding.
         basis: D^(-1/2) U [K, P, N, N], in 1 / units of y.
         values: e [K, P, N], from 0; 0 on padding.
         targets: t = U' D^(-1/2) (y - m) [K, P, N].
         usable: bool [K, P], False where P or S is not known, or S + D is indefinite beyond jitter.
         half: covariance of the rows with those that P has seen, by the inverse factor of these [K, P, N, n].
-        own: P at the rows themselves.
+        own: P at the rows themselves, a mixture [K, P, N].
     """
 
     prior: GPPosterior
     rows: ClientBatch
+    powers: Tensor
     noise: Tensor
     basis: Tensor
     values: Tensor
     targets: Tensor
     usable: Tensor
     half: Tensor
-    own: _At
+    own: NormalMixture
     _last: _At | None = field(default=None, repr=False)
 
+    @cached_property
+    def gains(self) -> Tensor:
+        """Factors g = w / (1 + w e) of every power [W, K, P, N]."""
+        power = self.powers.view(-1, 1, 1, 1)
+        return power / (1.0 + power * self.values)
+
     def at(self, x: Tensor) -> _At:
-        """Give P at inputs x [K, M, d], which is kept until others are asked for; at those of the rows always."""
-        if x is self.own.x:
-            return self.own
+        """Give the functions at inputs x [K, M, d], which are kept until others are asked for."""
         if self._last is None or self._last.x is not x:
-            prior = self.prior
-            half = prior.cross(x)[1] @ prior.whitener.mT
-            covariance = prior.model.covariance(prior.theta, x, self.rows.x) - half @ self.half.mT
-            with_targets = covariance @ self.basis
-            self._last = _At(x, prior.function(x), with_targets, with_targets.square())
+            model, prior = self.prior.model, self.prior
+            if x is self.rows.x:
+                known, with_targets = self.own, self.noise.unsqueeze(-1) * self.basis * self.values.unsqueeze(-2)
+            else:
+                half = prior.cross(x)[1] @ prior.whitener.mT
+                covariance = model.covariance(prior.theta, x, self.rows.x) - half @ self.half.mT
+                known, with_targets = prior.function(x), covariance @ self.basis  # H = k(x, x') D^(-1/2) U
+            gains = self.gains.movedim(0, -1)  # of all powers in one product [K, P, N, W]
+            moved = with_targets @ (gains * self.targets.unsqueeze(-1))
+            explained = with_targets.square_() @ gains
+            means, variances = (
+                (leaf.unsqueeze(-1) + change).movedim(-1, 0)
+                for leaf, change in ((known.means, moved), (known.variances, -explained))
+            )
+            self._last = _At(x, means, variances.clamp_min_(0.0))
         return self._last
 
 
@@ -76,15 +91,15 @@ class PowerPosterior:
 
     Args:
         spectrum: of P and the rows.
-        power: w, in (0, 1].
+        place: of w among its powers.
     """
 
     spectrum: Spectrum
-    power: float
+    place: int
 
-    @cached_property
-    def _gain(self) -> Tensor:
-        return self.power / (1.0 + self.power * self.spectrum.values)
+    @property
+    def _power(self) -> float:
+        return self.spectrum.powers[self.place].item()
 
     @cached_property
     def log_weights(self) -> Tensor:
@@ -93,7 +108,7 @@ class PowerPosterior:
         if of.prior.weighting == "equal":
             return of.prior.log_weights
         constant = torch.where(real, (2 * math.pi * of.noise).log(), 0.0)
-        each = self._gain * of.targets.square() + (self.power * of.values).log1p() + self.power * constant
+        each = of.gains[self.place] * of.targets.square() + (self._power * of.values).log1p() + self._power * constant
         weighed = torch.where(of.usable, of.prior.log_weights - 0.5 * each.sum(-1), -torch.inf)
         return torch.log_softmax(weighed, 1)
 
@@ -102,11 +117,8 @@ class PowerPosterior:
 
         mu = m(x*) + H g t,  Sigma = diag(k(x*, x*) - H g H'),  H = k(x*, x) D^(-1/2) U,  m and k those of P
         """
-        _, values, with_targets, squares = self.spectrum.at(x)
-        gain = self._gain
-        mean = values.means + (with_targets @ (gain * self.spectrum.targets).unsqueeze(-1)).squeeze(-1)
-        explained = (squares @ gain.unsqueeze(-1)).squeeze(-1)
-        return NormalMixture(self.log_weights, mean, (values.variances - explained).clamp_min(0.0))
+        _, means, variances = self.spectrum.at(x)
+        return NormalMixture(self.log_weights, means[self.place], variances[self.place])
 
     def kl(self) -> Tensor:
         """KL divergence of every particle's posterior from P [K, P]: over functions, which is that at the rows.
@@ -116,8 +128,8 @@ class PowerPosterior:
         Returns:
             [K, P], in nats; NaN where P or its covariance is not known.
         """
-        of, gain = self.spectrum, self._gain
-        shrunk = self.power * of.values
+        of, gain = self.spectrum, self.spectrum.gains[self.place]
+        shrunk = self._power * of.values
         each = shrunk.log1p() - gain * of.values + of.values * (gain * of.targets).square()
         return torch.where(of.usable, 0.5 * each.sum(-1), torch.nan).clamp_min(0.0)
 
@@ -141,13 +153,13 @@ def partly_refined(
     if not isinstance(prior, GPPosterior) or not isinstance(whole, GPPosterior) or prior.theta.dtype != torch.float64:
         return []
     with torch.no_grad():
-        spectrum = _spectrum(prior, rows)
-        found = [PowerPosterior(spectrum, power) for power in powers]
+        spectrum = _spectrum(prior, rows, prior.theta.new_tensor(powers))
+        found = [PowerPosterior(spectrum, place) for place in range(len(powers))]
         before = prior.log_weights
         return [(one, log_mixture_kl(one.log_weights, before, one.kl())) for one in found]
 
 
-def _spectrum(prior: GPPosterior, rows: ClientBatch) -> Spectrum:
+def _spectrum(prior: GPPosterior, rows: ClientBatch, powers: Tensor) -> Spectrum:
     real = rows.mask.unsqueeze(1)
     noise = torch.where(real, prior.model.noise(prior.theta, rows.x), 1.0)
     scale = torch.where(real, noise, torch.inf).rsqrt()  # 0 on padding
@@ -155,8 +167,8 @@ def _spectrum(prior: GPPosterior, rows: ClientBatch) -> Spectrum:
     half = cross @ prior.whitener.mT
     covariance = prior.model.covariance(prior.theta, rows.x) - half @ half.mT
     means = mean + (cross @ prior.alpha.unsqueeze(-1)).squeeze(-1)
-    variances = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0.0)
-    matrix = covariance * scale.unsqueeze(-1) * scale.unsqueeze(-2)
+    own = NormalMixture(prior.log_weights, means, covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0.0))
+    matrix = covariance.mul_(scale.unsqueeze(-1)).mul_(scale.unsqueeze(-2))
     usable = prior.log_evidence.isfinite() & matrix.flatten(2).sum(-1).isfinite()
     matrix = torch.where(usable[..., None, None], matrix, 0.0)
     values, vectors = (each.to(matrix.device) for each in torch.linalg.eigh(matrix.cpu()))  # a GPU takes them in turn
@@ -164,7 +176,5 @@ def _spectrum(prior: GPPosterior, rows: ClientBatch) -> Spectrum:
     usable &= (values > -1.0 - JITTERS[-1] * (1.0 + size)).all(-1)  # the covariance of targets is definite
     residual = torch.where(real, rows.y.unsqueeze(1) - means, 0.0)
     targets = (vectors.mT @ (scale * residual).unsqueeze(-1)).squeeze(-1)
-    basis, values = scale.unsqueeze(-1) * vectors, values.clamp_min(0.0)
-    with_targets = noise.unsqueeze(-1) * basis * values.unsqueeze(-2)  # S D^(-1/2) U
-    own = _At(rows.x, NormalMixture(prior.log_weights, means, variances), with_targets, with_targets.square())
-    return Spectrum(prior, rows, noise, basis, values, targets, usable, half, own)
+    basis = scale.unsqueeze(-1) * vectors
+    return Spectrum(prior, rows, powers, noise, basis, values.clamp_min(0.0), targets, usable, half, own)
