@@ -271,7 +271,7 @@ def print_too_seldom(results: Sequence[Result]) -> None:
 
 
 def print_rows(results: Sequence[Result]) -> None:
-    """Print which rows are test rows, and which columns are not scaled by client; nothing where no run says so.
+    """Print which rows are test rows, and which columns of which runs are not scaled by client, where runs say so.
 
     Args:
         results: results of a table.
@@ -288,7 +288,10 @@ def print_rows(results: Sequence[Result]) -> None:
     ):
         every = [result.labels.get("scaling", {}).get(how) for result in results]
         for columns in dict.fromkeys(filter(None, every)):
-            say(f"{words}: {columns}")
+            named = comparison.runs_of(results, [one == columns for one in every])
+            where = f", in {', '.join(named[:_SHOWN])}" if named else ""
+            more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
+            say(f"{words}{where}{more}: {columns}")
 
 
 def print_privacy(results: Sequence[Result]) -> None:

@@ -239,6 +239,23 @@ def _cell(method: str, group: str, metric: str, runs: Sequence[Result]) -> Cell 
     return Cell(method, group, metric, *numbers, len(runs), *counts, tuple(odd.items()), ends, value, client)
 
 
+def runs_of(results: Sequence[Result], those: Sequence[bool]) -> list[str]:
+    """Name some runs of a comparison, by their methods where all seeds of these are among them.
+
+    Args:
+        results: results of one study.
+        those: for each, whether it is named.
+
+    Returns:
+        Names in the order of the results; none where all are named.
+    """
+    if all(those):
+        return []
+    runs = [(result.method, result.seed, named) for result, named in zip(results, those, strict=True)]
+    parted = {method for method, _, named in runs if not named}
+    return list(dict.fromkeys(f"{one} seed {seed}" if one in parted else one for one, seed, named in runs if named))
+
+
 def run_folder(method: str, seed: int) -> str:
     """Name of a run's folder in a comparison.
 

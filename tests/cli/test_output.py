@@ -17,6 +17,7 @@ from pacbayes_fl.cli.output import (
     print_certificates,
     print_comparison,
     print_metric_settings,
+    print_rows,
     print_table,
     print_too_seldom,
     progress,
@@ -159,6 +160,23 @@ def test_a_table_says_which_rows_are_test_rows_and_what_is_scaled_in_another_way
     print_table(Result("s", "a", 4, "regression", clients=rows, labels=labels))
     said = ["test rows: column split", "scaled across clients: cap", "not scaled: y"]
     assert capsys.readouterr().out.splitlines()[4:] == said
+
+
+def test_a_comparison_says_in_which_runs_columns_are_scaled_in_another_way(capsys: Captured) -> None:
+    """Where all scale them alike no run is named, as below the table of one; seeds where those of a method differ."""
+    runs = [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+    for whose, said in (
+        (runs, ""),
+        (runs[:2], ", in a"),
+        ([*runs[:2], runs[3]], ", in a, b seed 1"),
+        ([runs[0]], ", in a seed 0"),
+    ):
+        scaled = {True: {"scaling": {"across clients": "cap"}}, False: {}}
+        print_rows([Result("s", *run, "regression", labels=scaled[run in whose]) for run in runs])
+        assert capsys.readouterr().out == f"scaled across clients{said}: cap\n"
+    many = [Result("s", f"m{k}", 0, "regression", labels=scaled[k > 0]) for k in range(9)]
+    print_rows(many)
+    assert capsys.readouterr().out == "scaled across clients, in m1, m2, m3, m4, m5 and 3 more: cap\n"
 
 
 # on a terminal --------------------------------------------------------------------------------------------------

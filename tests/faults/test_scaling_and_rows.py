@@ -246,11 +246,14 @@ def test_scales_are_compared_like_any_other_value(tmp_path: Path, capsys: pytest
     assert command("compare", source, "--vary", "data.scale=client,shrunk,pooled,none", "--quiet") == 0
     lines = capsys.readouterr().out.splitlines()
     assert all(any(f"pooled-ridge scale={scale}" in line for line in lines) for scale in get_args(ColumnScale))
+    of = dict(
+        zip(get_args(ColumnScale), (f"pooled-ridge scale={scale}" for scale in get_args(ColumnScale)), strict=True)
+    )
     assert [line for line in lines if line.startswith(("scaled", "not scaled"))] == [
-        "scaled by moments shrunk towards those of all clients: sun, y",
-        "scaled across clients: cap, east",
-        "scaled across clients: cap, east, sun, y",
-        "not scaled: cap, east, sun, y",
+        f"scaled by moments shrunk towards those of all clients, in {of['shrunk']}: sun, y",
+        f"scaled across clients, in {of['client']}, {of['shrunk']}: cap, east",
+        f"scaled across clients, in {of['pooled']}: cap, east, sun, y",
+        f"not scaled, in {of['none']}: cap, east, sun, y",
     ]
 
 
