@@ -136,7 +136,8 @@ def _say_choices(labels: JsonMapping) -> None:
         if isinstance(note, Mapping) and {"chosen", "scores", "rule"} <= note.keys():
             known = {value: score for value, score in note["scores"].items() if score is not None}
             scores = ", ".join(f"{value}: {score:.3f}" for value, score in known.items())
-            say(f"{key} = {note['chosen']} was chosen by held-out rows ({scores or note['rule']})")
+            how = f"was chosen by held-out rows ({scores})" if scores else f"as usual: {note['rule']}"
+            say(f"{key} = {note['chosen']}{' ' if scores else ', '}{how}")
             if "remark" in note:
                 say(f"{key}: {note['remark']}")
 

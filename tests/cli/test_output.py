@@ -261,7 +261,7 @@ def test_a_choice_is_said_with_its_scores_and_with_what_it_shows(capsys: pytest.
     assert capsys.readouterr().out.splitlines() == [
         "federation.rounds = 25 was chosen by held-out rows (5: -1.500, 25: -1.250)",
         "federation.rounds: it overfits",
-        "tau = 25 was chosen by held-out rows (by rows)",
+        "tau = 25, as usual: by rows",
         "tau: it overfits",
     ]
 

@@ -120,7 +120,8 @@ class FederatedRegressor(RegressorMixin, FederatedEstimator):
             ((3, 2), True)
         """
         rows = self._rows(self._checked(X, groups))
-        levels_of([confidence_level])
+        if not 0 < confidence_level < 1:
+            raise ValueError(f"confidence_level must be a share between 0 and 1, such as .95, got {confidence_level:g}")
         found: Array = self.federation_.interval(rows, float(confidence_level)).numpy()
         return found[:, 0], found[:, 1:]
 
@@ -141,8 +142,12 @@ class FederatedRegressor(RegressorMixin, FederatedEstimator):
         return float(r2_score(y, self.predict(X, groups), sample_weight=sample_weight))
 
     def _encoded(self, y: Values) -> Tensor:
-        """Targets are numbers already."""
-        return torch.tensor(np.ascontiguousarray(y), dtype=torch.float64)
+        """Targets are numbers already, or words of such."""
+        try:
+            return torch.from_numpy(np.asarray(y, np.float64).copy())
+        except ValueError as error:
+            what = f"y must be numbers for {type(self).__name__}: {error}"
+            raise ValueError(f"{what}; labels are for a classifier, such as PFedBayesClassifier") from error
 
 
 class FederatedClassifier(ClassifierMixin, FederatedEstimator):

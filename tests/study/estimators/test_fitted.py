@@ -64,8 +64,14 @@ def test_its_conformal_intervals_are_those_of_run_and_forecast_and_of_any_level(
 def test_intervals_of_the_model_are_its_quantiles(fitted: fl.PacPFLRegressor, table: Table) -> None:
     _, ends = fitted.predict_interval(table.x, table.client, confidence_level=0.9)
     np.testing.assert_allclose(ends, fitted.predict_quantiles(table.x, [0.05, 0.95], table.client), rtol=1e-12)
-    with pytest.raises(ValueError, match="between 0 and 1, got 1"):
-        fitted.predict_interval(table.x, table.client, confidence_level=1.0)
+    for level in (1.0, 95, float("nan")):
+        with pytest.raises(ValueError, match=f"confidence_level must be a share between 0 and 1, .* got {level:g}"):
+            fitted.predict_interval(table.x, table.client, confidence_level=level)
+
+
+def test_a_target_of_words_is_refused_by_name(table: Table) -> None:
+    with pytest.raises(ValueError, match=r"y must be numbers for PacPFLRegressor: .*'high'.*Classifier"):
+        fl.PacPFLRegressor(**SMALL).fit(table.x, np.where(table.y > 0, "high", "low"), table.client)
 
 
 def test_the_classifiers_labels_are_those_of_run_and_forecast(tmp_path: Path) -> None:
