@@ -143,7 +143,9 @@ def diabetes(seed: int) -> pd.DataFrame:
     return table
 
 
-def runs(table: pd.DataFrame, method: str, sets: Sequence[str], folder: Path) -> dict[str, Result]:
+def runs(
+    table: pd.DataFrame, method: str, sets: Sequence[str], folder: Path, linear: Sequence[str] = ()
+) -> dict[str, Result]:
     """Train the two linear models, and a method by default settings.
 
     Args:
@@ -151,6 +153,7 @@ def runs(table: pd.DataFrame, method: str, sets: Sequence[str], folder: Path) ->
         method: that is compared with ridge regressions.
         sets: assignments for it, such as "federation.rounds=100".
         folder: to write the table to.
+        linear: assignments for the linear models, such as "data.scale=held-out".
 
     Returns:
         By name of the method, that which is compared last.
@@ -159,7 +162,7 @@ def runs(table: pd.DataFrame, method: str, sets: Sequence[str], folder: Path) ->
     table.to_csv(path, index=False)
     for name in (*LINEAR, method):
         study = {"data": {"source": str(path)}, "method": {"name": name}}
-        results[name] = fl.run(fl.Study.from_table(study, sets=sets if name == method else ()))
+        results[name] = fl.run(fl.Study.from_table(study, sets=sets if name == method else linear))
     return results
 
 
@@ -197,7 +200,9 @@ def column(draws: Sequence[Mapping[str, Result]], method: str, group: str, score
     return np.concatenate([np.asarray(results[method].column(group, score), dtype=float) for results in draws])
 
 
-def compared(tables: Sequence[pd.DataFrame], method: str, sets: Sequence[str], folder: Path) -> Iterator[str]:
+def compared(
+    tables: Sequence[pd.DataFrame], method: str, sets: Sequence[str], folder: Path, linear: Sequence[str] = ()
+) -> Iterator[str]:
     """Train by default settings and compare by clients with the better of the two linear models.
 
     Args:
@@ -205,12 +210,13 @@ def compared(tables: Sequence[pd.DataFrame], method: str, sets: Sequence[str], f
         method: that is compared with ridge regressions.
         sets: assignments for it, such as "federation.rounds=100".
         folder: to write the tables to.
+        linear: assignments for the linear models.
 
     Yields:
         For existing and new clients of all draws: mean RSMSE of every method, difference with its paired 95 % interval,
         mean NLPD, and the number of rounds of every draw.
     """
-    draws = [runs(table, method, sets, folder) for table in tables]
+    draws = [runs(table, method, sets, folder, linear) for table in tables]
     rounds = ", ".join(str(results[method].round) for results in draws)
     for group in ("existing", "new"):
         mean, half = excess(draws, method, group)
@@ -227,6 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", help="of it (default: the default's, which held-out training rows choose)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the draws (default: 0)")
     parser.add_argument("--set", action="append", default=[], help="an assignment for it, such as data.scale=shrunk")
+    parser.add_argument("--linear", action="append", default=[], help="an assignment for the linear models")
     options = parser.parse_args(arguments)
     sets = [*([] if options.rounds is None else [f"federation.rounds={options.rounds}"]), *options.set]
     print(
@@ -236,7 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in options.names:
         tables = [diabetes(seed) if name == "diabetes" else made(name, seed) for seed in options.seeds]
         with tempfile.TemporaryDirectory() as folder:
-            for line in compared(tables, options.method, sets, Path(folder)):
+            for line in compared(tables, options.method, sets, Path(folder), options.linear):
                 print(f"| {name} | {line} |", flush=True)
 
 

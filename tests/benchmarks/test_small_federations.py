@@ -128,3 +128,12 @@ def test_the_table_has_a_line_for_every_group_of_all_draws(capsys: pytest.Captur
     assert [line.split(" | ")[:2] for line in lines] == [["| linear-few", "existing"], ["| linear-few", "new"]]
     assert "pfedgp" in head and all("±" in line and line.endswith("| 2, 2 |") for line in lines)
     assert len({line.count("|") for line in (head, *lines)}) == 1
+
+
+def test_linear_models_may_choose_their_scale_as_the_methods_do(tmp_path: Path) -> None:
+    """Three rows a client scale a client's columns badly: a pooled line that does not have to has half of the error."""
+    table, scale = made("linear-few", 0), ("data.scale=held-out",)
+    usual, chosen = (runs(table, "ridge", linear, tmp_path, linear)["pooled-ridge"] for linear in ((), scale))
+    assert usual.labels.get("scale") is None and chosen.labels["data.scale"]["chosen"] != "client"
+    before, after = (np.nanmean(np.array(one.column("existing", "rsmse"), float)) for one in (usual, chosen))
+    assert after < 0.7 * before

@@ -13,6 +13,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.baselines.centralised import CentralisedMethod, Rows, pool
 from pacbayes_fl.methods.baselines.local_method import LocalMethod
+from pacbayes_fl.methods.pac_pfl.gp import SCALE
 from pacbayes_fl.methods.recipe import MethodSummary, Recipe
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.point import LinearPoint
@@ -110,6 +111,7 @@ RECIPE = Recipe(
     LocalRidge,
     MethodSummary("linear", "leave-one-out ridge", "nothing", "nothing", "nothing"),
     rounds=False,
+    held_out=(SCALE,),
 )
 
 POOLED = Recipe(
@@ -117,4 +119,5 @@ POOLED = Recipe(
     PooledRidge,
     MethodSummary("linear", "nothing", "leave-one-out ridge", "all rows", "nothing"),
     rounds=False,
+    held_out=(SCALE,),
 )
