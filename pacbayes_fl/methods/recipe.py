@@ -60,8 +60,9 @@ class HeldOutChoice(NamedTuple):
         clients: whether some clients are held out as well as rows, so that new clients count.
         rounds: of a trial, where it need not have the study's `trial_rounds`.
         better: what another candidate than the first has to be, of options that clients choose: better in the "mean",
-            for "most" clients as well, or "clearly", by two standard errors over clients, each at its best number of
-            rounds where that is open and `rounds` is None.
+            for "most" clients as well, or "clearly", by two standard errors over clients.
+        whole: whether candidates are judged at their best numbers of rounds along the whole path, where that number is
+            open, and not along the rounds of a trial: of options that say how much is learned late.
     """
 
     option: str
@@ -72,6 +73,7 @@ class HeldOutChoice(NamedTuple):
     clients: bool = False
     rounds: int | None = None
     better: Margin = "mean"
+    whole: bool = False
 
     @property
     def key(self) -> str:

@@ -36,7 +36,7 @@ RECIPE = Recipe(
         SCALE,
         NOISE,
         RATE,
-        NETWORKS._replace(better="mean"),  # a single random start deserves no margin
+        NETWORKS._replace(better="mean", whole=False),  # a single random start deserves no margin
         *PRIOR,
     ),
     trials=TRIALS,

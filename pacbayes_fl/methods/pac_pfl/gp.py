@@ -394,7 +394,9 @@ NOISE = HeldOutChoice(
 )
 """Whether it depends on the inputs: few rows show it in the first rounds, or not at all."""
 
-NETWORKS = HeldOutChoice("networks", (True, False), by_default=False, table="model", clients=True, better="clearly")
+NETWORKS = HeldOutChoice(
+    "networks", (True, False), by_default=False, table="model", clients=True, better="clearly", whole=True
+)
 """Of mean and kernel: particles average their random starts out, so that lines have to be clearly better."""
 
 TRIALS = Trials(50)
@@ -425,7 +427,7 @@ RECIPE = Recipe(
     held_out=(
         SCALE,
         NOISE,
-        HeldOutChoice("hyper_prior_std", (0.3, 1.0), by_default=False, clients=True, better="clearly"),
+        HeldOutChoice("hyper_prior_std", (0.3, 1.0), by_default=False, clients=True, whole=True),
         HeldOutChoice("tau", (1.0, 0.3, 0.1), by_default=False, clients=True),
         RATE._replace(values=_rates),
         HeldOutChoice("bandwidth", ("off-diagonal", "independent"), by_default=False, clients=True),

@@ -185,7 +185,7 @@ def _along_paths(
     usual, *_ = every_one = candidates(study, asked)
     rounds = min(asked.rounds or study.method.options.trial_rounds, study.plan.rounds)
     some = (*(mark for mark in MARKS if mark < rounds), rounds) if ROUNDS in study.held_out else (rounds,)
-    whole = ROUNDS in study.held_out and asked.better == "clearly" and asked.rounds is None
+    whole = ROUNDS in study.held_out and asked.whole
     marks = _from_start(study, candidates(study, ROUNDS) if whole else some)
     scores, known, causes = {}, dict[object, Along](), list[str]()
     for candidate in every_one:
