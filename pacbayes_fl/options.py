@@ -289,11 +289,21 @@ def _literal(kind: object) -> tuple[str, ...]:
     return ()
 
 
+class _Hints(dict[type, Mapping[str, Any]]):
+    """Types of the fields of dataclasses by name, which are read from their annotations once a class."""
+
+    def __missing__(self, cls: type) -> Mapping[str, Any]:
+        return self.setdefault(cls, types.MappingProxyType(get_type_hints(cls)))
+
+
+_HINTS: Final = _Hints()
+
+
 class _Bounded(dict[type, tuple[tuple[str, _Facts, tuple[str, ...]], ...]]):
     """Fields of a dataclass that have a range or texts: name, facts, and texts by the type; read once a class."""
 
     def __missing__(self, cls: type) -> tuple[tuple[str, _Facts, tuple[str, ...]], ...]:
-        kinds, result = get_type_hints(cls), []
+        kinds, result = _HINTS[cls], []
         for field in dataclasses.fields(cls):
             facts: _Facts = field.metadata.get(_METADATA, _Facts())
             texts = () if str in get_args(kinds[field.name]) else _literal(kinds[field.name])
@@ -321,25 +331,15 @@ def options_of(cls: type) -> dict[str, Option]:
         >>> tau.name, tau.symbol
         ('tau', 'tau')
     """
-    kinds, meant = get_type_hints(cls), meanings(cls)
-    result = {}
+    kinds, meant, result = _HINTS[cls], meanings(cls), {}
     for field in dataclasses.fields(cls):
+        name, kind = field.name, kinds[field.name]
         facts: _Facts = field.metadata.get(_METADATA, _Facts())
         meant = meant if facts.origin is None else meanings(facts.origin) | meant
-        default = default_of(field)
         stated = () if facts.names is None else facts.names()
-        names = stated if isinstance(stated, OpenNames) else tuple(stated) or _literal(kinds[field.name])
-        result[field.name] = Option(
-            field.name,
-            kinds[field.name],
-            default,
-            facts.range,
-            names,
-            meant.get(field.name, ""),
-            facts.symbol,
-            facts.paper,
-            facts.hint,
-        )
+        names = stated if isinstance(stated, OpenNames) else tuple(stated) or _literal(kind)
+        printed = facts.symbol, facts.paper, facts.hint
+        result[name] = Option(name, kind, default_of(field), facts.range, names, meant.get(name, ""), *printed)
     return result
 
 
@@ -408,7 +408,7 @@ def check(part: Any, where: str = "", error: type[PacBayesFLError] = StudyError)
     for name, facts, texts in _BOUNDED[type(part)]:
         value = getattr(part, name)
         numbers = value if isinstance(value, tuple | list) else (value,)
-        if not all(facts.range.holds(number) for number in numbers if _is_number(number)):
+        if not all([facts.range.holds(number) for number in numbers if _is_number(number)]):
             what = f"{place}{name} must be {facts.range}, got {_given(value)}"
             raise error(what, hint=facts.hint)
         known = texts if facts.names is None else facts.names()
