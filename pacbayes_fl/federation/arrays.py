@@ -198,6 +198,11 @@ def _read(name: str, value: object, like: Tensor, compress: Compress) -> Tensor:
 def _numbers(wanted: str, data: bytes, like: Tensor) -> Tensor:
     """Read a file of NumPy's format 1.0 after comparing its header and length with the expected ones."""
     dtype = np.dtype(str(like.dtype).removeprefix("torch.")).newbyteorder("<")
+    usual = io.BytesIO()
+    in_rows = {"descr": dtype.str, "fortran_order": False, "shape": tuple(like.shape)}
+    np.lib.format.write_array_header_1_0(usual, in_rows)
+    if data.startswith(head := usual.getvalue()) and len(data) == len(head) + dtype.itemsize * like.numel():
+        return _filled(data, len(head), dtype, like)  # reading a header as a literal takes longer than all the rest
     file = io.BytesIO(data)
     try:
         if np.lib.format.read_magic(file) != (1, 0):
@@ -210,5 +215,9 @@ def _numbers(wanted: str, data: bytes, like: Tensor) -> Tensor:
         raise ShapeError(f"{wanted} of {dtype.str} in rows, and its bytes say {shown(list(shape))} {kind.str}{order}")
     if (got := len(data) - file.tell()) != dtype.itemsize * like.numel():
         raise ShapeError(f"{wanted}, {dtype.itemsize * like.numel()} bytes of numbers, got {got}")
-    numbers = np.frombuffer(data, dtype, offset=file.tell()).reshape(shape)
+    return _filled(data, file.tell(), dtype, like)
+
+
+def _filled(data: bytes, offset: int, dtype: np.dtype[Any], like: Tensor) -> Tensor:
+    numbers = np.frombuffer(data, dtype, offset=offset).reshape(tuple(like.shape))
     return torch.from_numpy(numbers.astype(dtype.newbyteorder("="), copy=True))
