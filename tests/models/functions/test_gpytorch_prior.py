@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
+from functools import cache
 from typing import Any
 
 import gpytorch
@@ -70,6 +71,7 @@ class LayerNoise(InputNoise):
         return Normal(f, (self.layer(x) @ self.slope[:1] + 0.1 * self.slope[1]).exp())
 
 
+@cache
 def priors() -> dict[str, GPyTorchPrior]:
     return {
         "constant, rbf": GPyTorchPrior(ConstantMean(), RBFKernel(), 2),

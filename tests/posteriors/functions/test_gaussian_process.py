@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import gpytorch
@@ -56,6 +57,7 @@ def clients(d: int, sizes: tuple[int, ...] = SIZES) -> ClientBatch:
     return ClientBatch.pad(list(zip(x.split(sizes), y.split(sizes), strict=True)), allow_empty=True)
 
 
+@cache
 def models() -> dict[str, FunctionModel]:
     return {
         "deep": DeepKernelGP(2),
