@@ -137,6 +137,7 @@ import sys
 from pacbayes_fl.cli import main
 loaded = []
 SPLIT = "--set", "report.certify.scheme=split"
+SMALL = "--set", "data.options.clients=2", "--set", "data.options.new_clients=1", "--set", "data.options.test_samples=4"
 def after(*arguments):
     try:
         main(arguments)
@@ -154,7 +155,7 @@ after("list", "metrics")
 after("list", "recorded")
 after("list", "studies")
 after("list", "data")
-after("run", "polynomial", "--quiet", "--out", "run", "--rounds", "1", "--device", "cpu", *SPLIT)
+after("run", "polynomial", "--quiet", "--out", "run", "--rounds", "1", "--device", "cpu", *SPLIT, *SMALL)
 after("certify", "run", "--quiet")
 print(loaded, file=sys.stderr)
 """
