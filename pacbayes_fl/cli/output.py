@@ -134,10 +134,9 @@ def _say_choices(labels: JsonMapping) -> None:
     """Say what held-out rows have chosen, and what that shows of the fit."""
     for key, note in labels.items():
         if isinstance(note, Mapping) and {"chosen", "scores", "rule"} <= note.keys():
-            known = {value: score for value, score in note["scores"].items() if score is not None}
-            scores = ", ".join(f"{value}: {score:.3f}" for value, score in known.items())
-            how = f"was chosen by held-out rows ({scores})" if scores else f"as usual: {note['rule']}"
-            say(f"{key} = {note['chosen']}{' ' if scores else ', '}{how}")
+            known = [f"{value}: {score:.3f}" for value, score in note["scores"].items() if score is not None]
+            how = f" was chosen by held-out rows ({', '.join(known)})" if known else f", as usual: {note['rule']}"
+            say(f"{key} = {note['chosen']}{how}")
             if "remark" in note:
                 say(f"{key}: {note['remark']}")
 

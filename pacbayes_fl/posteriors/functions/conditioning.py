@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -220,34 +220,18 @@ def refined(
     return posterior, _divergence(posterior, prior, everything, seen, weighting)
 
 
-@dataclass(frozen=True)
-class _AskedAgain(GPPosterior):
-    """A posterior that computes the function at given inputs once, known by the tensor itself."""
-
-    @cached_property
-    def _known(self) -> dict[int, tuple[Tensor, NormalMixture]]:
-        return {}
-
-    def function(self, x: Tensor) -> NormalMixture:
-        if id(x) not in self._known:
-            self._known[id(x)] = x, super().function(x)  # the inputs too, whose id nothing else is to get
-        return self._known[id(x)][1]
-
-
 def sharing_prior(posterior: Any) -> Any:
-    """Let all that is made of a posterior, and of its rows, share what it and the prior say of them.
+    """Let all that is made of a posterior, and of its rows, share what the prior says of them.
 
     Args:
         posterior: any.
 
     Returns:
-        The same, of an exact Gaussian process under a `Remembered` prior, asked once for the function at the same
-        inputs; another kind is left as it is.
+        The same, of an exact Gaussian process under a `Remembered` prior; another kind is left as it is.
     """
     if not isinstance(posterior, GPPosterior):
         return posterior
-    own = {each.name: getattr(posterior, each.name) for each in fields(posterior)}
-    return _AskedAgain(**own | {"model": Remembered(posterior.model)})
+    return replace(posterior, model=Remembered(posterior.model))
 
 
 def _divergence(
