@@ -408,7 +408,7 @@ def check(part: Any, where: str = "", error: type[PacBayesFLError] = StudyError)
     for name, facts, texts in _BOUNDED[type(part)]:
         value = getattr(part, name)
         numbers = value if isinstance(value, tuple | list) else (value,)
-        if not all([facts.range.holds(number) for number in numbers if _is_number(number)]):
+        if not all(facts.range.holds(number) for number in numbers if _is_number(number)):
             what = f"{place}{name} must be {facts.range}, got {_given(value)}"
             raise error(what, hint=facts.hint)
         known = texts if facts.names is None else facts.names()

@@ -13,7 +13,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from pacbayes_fl.cli.layout import fitted, number, room
-from pacbayes_fl.errors import counted
+from pacbayes_fl.errors import counted, listed
 from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.names import printable, shortened, width
 from pacbayes_fl.results import comparison
@@ -125,9 +125,8 @@ def _say_not_finite(where: str, asked: int, entries: Mapping[str, JsonMapping], 
         if odd := entry.get("not_finite"):
             alike.setdefault((entry.get("n_clients", asked), tuple(odd.items())), []).append(name)
     for (count, odd), names in alike.items():
-        shown = ", ".join(f"{client}: {value}" for client, value in odd[:_SHOWN])
-        more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
-        say(f"{where} {', '.join(names)}: mean over {count} of {asked} {what}; {shown}{more}")
+        shown = listed([f"{client}: {value}" for client, value in odd], _SHOWN)
+        say(f"{where} {', '.join(names)}: mean over {count} of {asked} {what}; {shown}")
 
 
 def _say_choices(labels: JsonMapping) -> None:
@@ -289,9 +288,8 @@ def print_rows(results: Sequence[Result]) -> None:
         every = [result.labels.get("scaling", {}).get(how) for result in results]
         for columns in dict.fromkeys(filter(None, every)):
             named = comparison.runs_of(results, [one == columns for one in every])
-            where = f", in {', '.join(named[:_SHOWN])}" if named else ""
-            more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
-            say(f"{words}{where}{more}: {columns}")
+            where = f", in {listed(named, _SHOWN)}" if named else ""
+            say(f"{words}{where}: {columns}")
 
 
 def print_privacy(results: Sequence[Result]) -> None:

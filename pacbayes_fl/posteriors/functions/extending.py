@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior, factorise
+from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior, log_evidence_of
 
 
 def extended(prior: GPPosterior, seen: ClientBatch, rows: ClientBatch) -> tuple[GPPosterior, Tensor] | None:
@@ -34,30 +34,22 @@ def extended(prior: GPPosterior, seen: ClientBatch, rows: ClientBatch) -> tuple[
     if not _extends(prior, seen, rows):
         return None
     with torch.no_grad():
-        real, model, theta = rows.mask.unsqueeze(1), prior.model, prior.theta
-        both = real.unsqueeze(-1) & real.unsqueeze(-2)
-        mean, cross, _ = prior.cross(rows.x)
-        half = torch.where(real.unsqueeze(-1), cross @ prior.whitener.mT, 0.0)  # K_21 L_11^-T [K, P, M, N]
-        noise = torch.where(real, model.noise(theta, rows.x), 1.0)
-        matrix = torch.where(both, model.covariance(theta, rows.x) - half @ half.mT, 0.0)
-        matrix.diagonal(dim1=-2, dim2=-1).add_(noise)
-        factor = factorise(matrix, rows.mask)
+        real = rows.mask.unsqueeze(1)
+        means, covariance, half = prior.moments(rows.x)
+        noise = torch.where(real, prior.model.noise(prior.theta, rows.x), 1.0)
+        gained, factor = log_evidence_of(means, covariance, noise, rows.y, rows.mask)
         if bool(factor.jitter.any()) or not bool(factor.ok.all()):
             return None
-        inner = torch.diag_embed(real.to(matrix.dtype)).expand_as(matrix)
+        inner = torch.diag_embed(real.to(covariance.dtype)).expand_as(covariance)
         inner = torch.linalg.solve_triangular(factor.cholesky, inner, upper=False)  # L^-1
-        explained = mean + (cross @ prior.alpha.unsqueeze(-1)).squeeze(-1)
-        white = inner @ torch.where(real, rows.y.unsqueeze(1) - explained, 0.0).unsqueeze(-1)
-        alpha = (inner.mT @ white).squeeze(-1)
+        residual = torch.where(real, rows.y.unsqueeze(1) - means, 0.0).unsqueeze(-1)
+        alpha = (inner.mT @ (inner @ residual)).squeeze(-1)
         before = prior.alpha - (prior.whitener.mT @ (half.mT @ alpha.unsqueeze(-1))).squeeze(-1)
-        log_determinant = 2.0 * factor.cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        count = real.sum(-1, dtype=matrix.dtype)
-        quadratic = white.squeeze(-1).square().sum(-1)
-        log_evidence = prior.log_evidence - 0.5 * (quadratic + log_determinant + count * math.log(2 * math.pi))
-        # tr(S A^-1) and r' A^-1 S A^-1 r, S being A - D
-        trace = count - (noise * inner.square().sum(-2)).sum(-1)
-        moved = quadratic - (noise * alpha.square()).sum(-1)
-        kl = 0.5 * (log_determinant - noise.log().sum(-1) - trace + moved)
+        log_evidence = prior.log_evidence + gained
+        # S is A - D, so that tr(S A^-1) is n - tr(D A^-1); ln |A| and r' A^-1 r are in the evidence gained.
+        constant = torch.where(real, 1.0 + (2 * math.pi * noise).log(), 0.0).sum(-1)
+        spared = (noise * (inner.square().sum(-2) - alpha.square())).sum(-1)
+        kl = 0.5 * (spared - constant) - gained
         posterior = replace(
             prior,
             x=torch.cat((prior.x, rows.x), 1),

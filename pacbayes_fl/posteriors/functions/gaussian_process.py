@@ -128,13 +128,21 @@ def gaussian_log_evidence(prior: MultivariateNormal, noise: Tensor, y: Tensor, m
         Log evidence [K, P] in nats, summed over rows (GPyTorch's mll is per row), NaN where the covariance stays
         indefinite after jitter; and the factors, which say so.
     """
-    return _log_evidence(prior.mean, prior.covariance_matrix, noise, y, mask)
+    return log_evidence_of(prior.mean, prior.covariance_matrix, noise, y, mask)
 
 
-def _log_evidence(mean: Tensor, covariance: Tensor, noise: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Factor]:
-    """Compute the log evidence from a prior's mean [K, P, N] and covariance [K, P, N, N].
+def log_evidence_of(mean: Tensor, covariance: Tensor, noise: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Factor]:
+    """Compute the evidence of `gaussian_log_evidence` without GPyTorch's distribution, which imports sympy: .5 s.
 
-    GPyTorch's distribution asks torch to broadcast shapes, which imports sympy: half a second of every command.
+    Args:
+        mean: m [K, P, N].
+        covariance: of the function [K, P, N, N]; anything in rows and columns of padding.
+        noise: the diagonal of D [K, P, N], in squared units of y.
+        y: targets [K, N].
+        mask: [K, N] bool.
+
+    Returns:
+        As `gaussian_log_evidence`: [K, P] in nats, and the factors.
     """
     real = mask.unsqueeze(1)
     both = real.unsqueeze(-1) & real.unsqueeze(-2)
@@ -283,8 +291,21 @@ class GPPosterior(ParticleProcesses):
         Returns:
             Sigma_p [K, P, M, M], in squared units of y.
         """
-        half = self.cross(x)[1] @ self.whitener.mT
-        return self.model.covariance(self.theta, x) - half @ half.mT
+        return self.moments(x)[1]
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Means and covariance of the function's values, and what explains them; see `function`.
+
+        Args:
+            x: inputs [K, M, d].
+
+        Returns:
+            mu_p [K, P, M], Sigma_p [K, P, M, M] and k_p*' L_p^-T [K, P, M, N], L_p the factor of the training rows.
+        """
+        mean, cross, _ = self.cross(x)
+        half = cross @ self.whitener.mT
+        means = mean + (cross @ self.alpha.unsqueeze(-1)).squeeze(-1)
+        return means, self.model.covariance(self.theta, x) - half @ half.mT, half
 
     def cross(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Prior at new inputs, and between these and the training inputs.
@@ -387,7 +408,7 @@ def condition(
             linear = model.linear_features(theta, batch.x)
             covariance = embedded_covariance(embedding, embedding, model.outputscale(theta), linear, linear)
         noise, beside = (model.noise(theta, batch.x), 0.0) if given is None else given
-        log_evidence, factor = _log_evidence(mean, covariance, noise, batch.y, batch.mask)
+        log_evidence, factor = log_evidence_of(mean, covariance, noise, batch.y, batch.mask)
         real = batch.mask.unsqueeze(1)
         identity = torch.diag_embed(real.to(batch.x.dtype))
         whitener = torch.linalg.solve_triangular(factor.cholesky, identity.expand_as(factor.cholesky), upper=False)

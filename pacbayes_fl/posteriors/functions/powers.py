@@ -163,10 +163,7 @@ def _spectrum(prior: GPPosterior, rows: ClientBatch, powers: Tensor) -> Spectrum
     real = rows.mask.unsqueeze(1)
     noise = torch.where(real, prior.model.noise(prior.theta, rows.x), 1.0)
     scale = torch.where(real, noise, torch.inf).rsqrt()  # 0 on padding
-    mean, cross, _ = prior.cross(rows.x)
-    half = cross @ prior.whitener.mT
-    covariance = prior.model.covariance(prior.theta, rows.x) - half @ half.mT
-    means = mean + (cross @ prior.alpha.unsqueeze(-1)).squeeze(-1)
+    means, covariance, half = prior.moments(rows.x)
     own = NormalMixture(prior.log_weights, means, covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0.0))
     matrix = covariance.mul_(scale.unsqueeze(-1)).mul_(scale.unsqueeze(-2))
     usable = prior.log_evidence.isfinite() & matrix.flatten(2).sum(-1).isfinite()

@@ -12,7 +12,7 @@ import torch
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.models.inducing import Inducing
-from pacbayes_fl.posteriors.functions import extending
+from pacbayes_fl.posteriors.functions import gaussian_process
 from pacbayes_fl.posteriors.functions.conditioning import condition, refined, tempered
 from pacbayes_fl.posteriors.functions.extending import extended
 from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior, factorise, function_kl
@@ -126,5 +126,5 @@ def test_what_is_not_known_by_a_block_is_conditioned_anew(monkeypatch: pytest.Mo
         assert extended(posterior, seen, rows) is None, why
     for wrong in ({"jitter": torch.full((4, 3), 1e-8)}, {"ok": torch.zeros(4, 3, dtype=torch.bool)}):
         with monkeypatch.context() as patch:
-            patch.setattr(extending, "factorise", lambda *at, wrong=wrong: factorise(*at)._replace(**wrong))
+            patch.setattr(gaussian_process, "factorise", lambda *at, wrong=wrong: factorise(*at)._replace(**wrong))
             assert extended(prior, early, late) is None, wrong
