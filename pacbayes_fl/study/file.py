@@ -12,7 +12,7 @@ from typing import Any
 
 from pacbayes_fl import settings
 from pacbayes_fl.data import tables
-from pacbayes_fl.data.user_tables import Task
+from pacbayes_fl.data.user_tables import TABLES, Task
 from pacbayes_fl.errors import PrivacyError, StudyError, caller_stacklevel, kinds_checked, shown
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.files import JsonMapping, JsonTable
@@ -445,5 +445,6 @@ def read_table(path: Path | str) -> tuple[JsonTable, str]:
         if not table:
             raise StudyError(f"{file.name} is empty", hint="`list studies` names examples")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise StudyError(f"{file.name} is not TOML: {error}") from error
+        hint = f"`init --data {file.name}` writes the study of a table" if file.suffix.lower() in TABLES else ""
+        raise StudyError(f"{file.name} is not TOML: {error}", hint=hint) from error
     return {"name": file.stem} | with_references(anchored(table, file.parent), file.parent), file.name

@@ -245,6 +245,9 @@ def test_a_study_that_is_not_there_or_not_toml(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("seed = = 3")
     with pytest.raises(StudyError, match=r"bad\.toml is not TOML: "):
         Study.from_toml(tmp_path / "bad.toml")
+    (tmp_path / "rows.csv").write_text("client,x,y\na,1,2\n")
+    with pytest.raises(StudyError, match=r"rows\.csv is not TOML: .* \(`init --data rows\.csv` writes the study"):
+        Study.from_toml(tmp_path / "rows.csv")
     (tmp_path / "bad.toml").write_bytes(b"name = '\xff'")
     with pytest.raises(StudyError, match=r"bad\.toml is not TOML: "):
         Study.from_toml(tmp_path / "bad.toml")
