@@ -20,6 +20,7 @@ from pacbayes_fl.errors import AssumptionError, shown
 _PACKAGE: Final = __name__.partition(".")[0]
 _INSTALLED: Final = ("site-packages", "dist-packages")
 _WRITTEN: Final = frozenset({"__doc__", "__module__", "__firstlineno__", "__static_attributes__", "__annotations__"})
+_KEPT: Final = frozenset({"__slotnames__"})  # by copyreg, in a class of which an object was copied or pickled
 
 
 def fingerprint(thing: object) -> str:
@@ -99,7 +100,7 @@ def _parts(thing: Any, home: str) -> list[object]:
 
 
 def _members(kind: type) -> dict[str, object]:
-    own = {name: value for name, value in vars(kind).items() if name not in _WRITTEN}
+    own = {name: value for name, value in vars(kind).items() if name not in _WRITTEN | _KEPT}
     return {name: value for name, value in own.items() if not inspect.isgetsetdescriptor(value) and name != "_abc_impl"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import subprocess
 import sys
@@ -136,6 +137,14 @@ def deep() -> list[object]:
 @torch.no_grad()
 def test_whatever_a_loss_holds_it_has_a_fingerprint(make: Callable[[], object]) -> None:
     assert fingerprint(Named(make())) == fingerprint(Named(make()))
+
+
+def test_an_object_that_was_copied_or_pickled_has_its_fingerprint_still() -> None:
+    """What pickle asks of a class once is kept in that class, and says nothing of it."""
+    loss = Named(3.0)
+    before = fingerprint(loss)
+    loss.__reduce_ex__(2)
+    assert "__slotnames__" in vars(Named) and fingerprint(loss) == before == fingerprint(copy.deepcopy(loss))
 
 
 def test_a_function_that_waits_for_a_value_has_a_fingerprint() -> None:
