@@ -1,13 +1,15 @@
-"""Files that a user brings to a study: a method, a model, a source, a partition, a metric and a bound of one's own."""
+"""Files that a user brings to a study: a method, a metric, a model, a source, a bound, a loss and a rule."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from pacbayes_fl.models.base import FunctionModel, WeightModel
 from pacbayes_fl.posteriors.hyper_posterior import GaussianHyperPrior
+from pacbayes_fl.server.aggregations import AggregationRule
 
 METHOD = '''
 """A method of one's own."""
@@ -146,6 +148,68 @@ from pacbayes_fl.bounds import BOUNDS
 
 MINE = replace(BOUNDS["seeger"], name="mine")
 '''
+
+
+LOSS = '''
+"""A loss of one's own."""
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CappedAbsolute:
+    """Absolute error that stops growing, min(|e|, limit) / limit.
+
+    Args:
+        limit: error at which it is 1.
+    """
+
+    limit: float = 2.0
+    low = 0.0
+    high = 1.0
+    convex = False
+
+    @property
+    def name(self):
+        return f"absolute error capped at {self.limit:g}"
+
+    def __call__(self, prediction, y):
+        return ((prediction - y).abs() / self.limit).clamp_max(1.0)
+
+    def expected(self, mean, variance, y):
+        """Bound the average by that of the square: E min(|e|, l) <= min((E e^2)^(1/2), l)."""
+        return (((mean - y).square() + variance).sqrt() / self.limit).clamp_max(1.0)
+
+
+NARROW = CappedAbsolute(0.5)
+'''
+
+RULE = '''
+"""A rule of aggregation of one's own."""
+from pacbayes_fl.server.aggregations import AggregationRule
+
+
+def without_farthest(steps, weight, faulty):
+    """Mean of the steps [n, D] without the f that are farthest from the median of every coordinate."""
+    far = (steps - steps.median(0).values).abs().amax(1)
+    kept = len(steps) - min(faulty, (len(steps) - 1) // 2)
+    return steps[far <= far.sort().values[kept - 1]].mean(0)
+
+
+RULE = AggregationRule(
+    "without-farthest", "mean without the f steps that are farthest from the median", without_farthest,
+    weighted=False, robust=True,
+)
+'''
+
+
+def without_farthest(steps: Tensor, weight: Tensor, faulty: int) -> Tensor:
+    """Mean of the steps [n, D] without the f that are farthest from the median of every coordinate."""
+    far = (steps - steps.median(0).values).abs().amax(1)
+    kept = len(steps) - min(faulty, (len(steps) - 1) // 2)
+    return steps[far <= far.sort().values[kept - 1]].mean(0)
+
+
+WITHOUT_FARTHEST = AggregationRule("without-farthest", "mean without the farthest", without_farthest, False, True)
 
 
 def write(folder: Path, name: str, text: str) -> Path:

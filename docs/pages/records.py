@@ -14,9 +14,11 @@ _TITLES: Final = {
     "source of data": ("sources", "Sources of data"),
     "partition": ("partitions", "Partitions"),
     "bound": ("bounds", "Bounds"),
+    "loss": ("losses", "Losses"),
     "metric": ("metrics", "Metrics"),
     "variational family": ("families", "Variational families"),
     "noise mechanism": ("mechanisms", "Noise mechanisms"),
+    "rule of aggregation": ("aggregations", "Rules of aggregation"),
 }
 _KEYS: Final = """
 A study is a TOML file. Everything that a run depends on stands in it; what is left out has the default below.

@@ -28,6 +28,7 @@ from pacbayes_fl.bounds.holdout import (
 )
 from pacbayes_fl.bounds.kl_inverse import binary_kl, kl_inverse_lower, kl_inverse_upper
 from pacbayes_fl.bounds.laws import check_bound
+from pacbayes_fl.bounds.loss_table import OWN_LOSSES, loss_named
 from pacbayes_fl.bounds.losses import (
     LOSSES,
     BoundedLoss,
@@ -37,7 +38,6 @@ from pacbayes_fl.bounds.losses import (
     SaturatingSquare,
     UnboundedLoss,
     ZeroOne,
-    loss_named,
 )
 from pacbayes_fl.bounds.objective import Objective, objective
 from pacbayes_fl.bounds.pac_pfl import (
@@ -65,6 +65,7 @@ __all__ = [
     "BOUNDS",
     "LOSSES",
     "OWN_BOUNDS",
+    "OWN_LOSSES",
     "Bound",
     "BoundedLoss",
     "Certificate",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from numbers import Real
 from types import MappingProxyType
 from typing import Final
@@ -144,6 +144,40 @@ def of_library(loss: object) -> bool:
         Whether it is.
     """
     return type(loss) in LOSSES.values()
+
+
+def row_by_row(loss: BoundedLoss, of_rows: Callable[..., Tensor], rows: Tensor, *given: Tensor) -> Tensor:
+    """Take the values of a loss, checked to be in its range and to be each of its row alone.
+
+    Bounds are of means of independent losses, which those are not that are scaled or ranked by the others of a call.
+    The rows of the least and the largest value are called again, each by itself, but for the library's own losses.
+
+    Args:
+        loss: says its range.
+        of_rows: the loss itself, or its average over Gaussian predictions.
+        rows: where values count, bool [*].
+        *given: its arguments, each [*] or with further dimensions behind.
+
+    Returns:
+        [*], float64.
+
+    Raises:
+        ShapeError: when there is not one value for each row.
+        AssumptionError: when a value is outside of the range, or another one without the other rows.
+    """
+    values = in_declared_range(loss, of_rows(*given), rows)
+    if of_library(loss) or not bool((counts := rows & ~values.isnan()).any()):
+        return values
+    least = torch.where(counts, values, math.inf).flatten().argmin()
+    most = torch.where(counts, values, -math.inf).flatten().argmax()
+    for at in (least.view(1), most.view(1)):  # each alone: two rows might be scaled by one another
+        one = in_declared_range(loss, of_rows(*(each.flatten(0, rows.dim() - 1)[at] for each in given)), at == at)
+        together = values.flatten()[at]
+        if not torch.allclose(one, together, rtol=0.0, atol=ROUNDING * (loss.high - loss.low)):
+            what = f"the loss {loss.name!r} ({type(loss).__name__}) of a row must not depend on the others"
+            what = f"{what}, got {together.item():g} among {int(rows.sum())} rows and {one.item():g} alone"
+            raise AssumptionError(what, hint="take each value from its prediction and its target: no scale, no rank")
+    return values
 
 
 def in_declared_range(loss: BoundedLoss, losses: Tensor, rows: Tensor) -> Tensor:

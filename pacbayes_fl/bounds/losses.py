@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
@@ -335,10 +335,6 @@ LOSSES: Mapping[str, type[ZeroOne] | type[ClippedNLL] | type[ClippedSquare] | ty
 )
 """Every loss under the name that a command or a study uses."""
 
-_UNBOUNDED = MappingProxyType(
-    {"nll": "clipped-nll", "nlpd": "saturating-square", "mse": "clipped-square", "square": "clipped-square"}
-)
-
 
 class _Squared(NamedTuple):
     """The square of a loss, in its squared unit."""
@@ -388,38 +384,6 @@ def squared(loss: BoundedLoss) -> BoundedLoss:
         A loss in the squared unit.
     """
     return _SquaredOfFunctions(loss) if hasattr(loss, "expected") else _Squared(loss)
-
-
-def loss_named(name: str, **settings: float) -> BoundedLoss:
-    """Look a loss up.
-
-    Args:
-        name: a key of `LOSSES`.
-        **settings: its fields, such as p_min.
-
-    Returns:
-        The loss.
-
-    Raises:
-        AssumptionError: when the loss is unbounded or unknown, has no such field, or needs one that is not given.
-
-    Example:
-        >>> from pacbayes_fl.bounds import loss_named
-        >>> loss_named("clipped-nll", p_min=1e-3)
-        ClippedNLL(p_min=0.001)
-    """
-    if name in LOSSES:
-        known = [field.name for field in fields(LOSSES[name])]
-        if idle := sorted(settings.keys() - {*known}):
-            hint = f"it has {', '.join(known)}" if known else "its range is that of an indicator"
-            raise AssumptionError(f"the loss {name!r} has no setting {', '.join(idle)}", hint=hint)
-        needed = [field.name for field in fields(LOSSES[name]) if field.default is MISSING]
-        if missing := [field for field in needed if field not in settings]:
-            raise AssumptionError(f"the loss {name!r} needs {', '.join(missing)}", hint=f"such as {name}=4")
-        return LOSSES[name](**settings)
-    if name in _UNBOUNDED:
-        raise AssumptionError(f"the loss {name!r} is unbounded: no bound holds", hint=f"use {_UNBOUNDED[name]!r}")
-    raise AssumptionError(f"loss must be one of {', '.join(LOSSES)}, got {name!r}")
 
 
 def require_bounded(loss: BoundedLoss) -> None:

@@ -20,7 +20,7 @@ import torch
 from pyro.distributions import Categorical, TorchDistribution
 from torch import Tensor
 
-from pacbayes_fl.bounds.checks import ROUNDING, in_declared_range, of_library
+from pacbayes_fl.bounds.checks import ROUNDING, of_library, row_by_row
 from pacbayes_fl.bounds.losses import BoundedLoss
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError
@@ -232,8 +232,9 @@ def function_losses(posterior: Any, batch: ClientBatch, loss: BoundedLoss) -> Te
         )
     result = posterior.function(batch.x)
     mask = batch.mask.unsqueeze(1).expand_as(result.means)
-    _require_average(loss, result.means, batch.y.unsqueeze(1).expand_as(result.means), mask)
-    losses = in_declared_range(loss, expected(result.means, result.variances, batch.y.unsqueeze(1)), mask)
+    y = batch.y.unsqueeze(1).expand_as(result.means)
+    _require_average(loss, result.means, y, mask)
+    losses = row_by_row(loss, expected, mask, result.means, result.variances, y)
     losses = torch.where((result.means + result.variances).isnan(), torch.nan, losses)
     return torch.where(mask, losses, 0.0)
 
@@ -352,7 +353,7 @@ def _losses(one: TorchDistribution, batch: ClientBatch, loss: BoundedLoss) -> Te
 
 def _by_prediction(prediction: Tensor, batch: ClientBatch, loss: BoundedLoss) -> Tensor:
     """Loss of predictions for every row [K, N], float64; 0 on padding, NaN where one is NaN."""
-    losses = in_declared_range(loss, cast(RowLoss, loss)(prediction, batch.y), batch.mask)
+    losses = row_by_row(loss, cast(RowLoss, loss), batch.mask, prediction, batch.y)
     missing = prediction.isnan()
     if not batch.y.is_floating_point():
         missing = missing.any(-1)  # the largest of such scores is NaN, in a place that may be that of the label

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
+from pacbayes_fl.bounds.checks import of_library
+from pacbayes_fl.certificates.fingerprint import fingerprint
 from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.certificates.rows import BoundRows
 from pacbayes_fl.files import JsonTable
@@ -86,6 +89,8 @@ def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows
     bound = request.record
     if bound.group is None and not bound.poolable:
         labels["no_average"] = f"the bound {bound.name!r} is on each client on its own"
+    if request.loss is not None and not of_library(request.loss):
+        labels["loss"] = _origin(request.loss)
     if trained.fell_back:
         labels["fell_back"] = list(trained.fell_back)
     return labels if trained.dataset.classes is not None else labels | {"units": units}
@@ -105,6 +110,14 @@ def _predictors(trained: Trained, groups: Mapping[str, BoundRows]) -> dict[str, 
     elif shared.bounds is not None:
         of = "; the mean is that before the target's bounds, where predict gives that of a target that ends there"
     return {name: kinds[group.predicts] + of for name, group in groups.items()}
+
+
+def _origin(loss: object) -> JsonTable:
+    """Say where a loss of one's own can be found again, and what it was made of."""
+    kind = type(loss)
+    spec = getattr(sys.modules.get(kind.__module__), "__spec__", None)
+    file = {} if spec is None or spec.origin is None else {"file": spec.origin}
+    return {"class": kind.__qualname__, **file, "sha256": fingerprint(loss)}
 
 
 def _choice(request: Request) -> str:

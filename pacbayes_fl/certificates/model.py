@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pacbayes_fl import bounds
 from pacbayes_fl.bounds import Bound, BoundedLoss, Certificate, MonteCarlo, Premises, Provenance, ZeroOne
-from pacbayes_fl.bounds.checks import counts_errors, in_declared_range, of_library, whole
+from pacbayes_fl.bounds.checks import counts_errors, of_library, row_by_row, whole
 from pacbayes_fl.bounds.holdout import of_losses
 from pacbayes_fl.bounds.premises import Source
 from pacbayes_fl.bounds.table import DEFAULT
@@ -298,7 +298,7 @@ def _losses(one: Predict, inputs: Any, y: Tensor, loss: Any) -> Tensor:
             hint="what is no number has no loss: see what the model makes of these inputs",
         )
     if y.is_floating_point():
-        return in_declared_range(loss, loss(said.double(), y), torch.ones_like(y, dtype=torch.bool))
+        return row_by_row(loss, loss, torch.ones_like(y, dtype=torch.bool), said.double(), y)
     if said.dim() == 1:
         if said.is_floating_point() and bool((said != said.round()).any()):
             what = f"scores of labels must be [n, C], got one number a row, such as {said[said != said.round()][0]:.3g}"
@@ -307,5 +307,5 @@ def _losses(one: Predict, inputs: Any, y: Tensor, loss: Any) -> Tensor:
             raise AssumptionError(f"{loss.name} needs probabilities, and the model gives labels alone")
         return (said.long() != y).double()
     unknown = (y < 0) | (y >= said.shape[1])
-    losses = loss(said, y.clamp(0, said.shape[1] - 1))
-    return torch.where(unknown, loss.high, in_declared_range(loss, losses, ~unknown))
+    losses = row_by_row(loss, loss, ~unknown, said, y.clamp(0, said.shape[1] - 1))
+    return torch.where(unknown, loss.high, losses)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 import torch
@@ -12,9 +12,12 @@ from torch import Tensor
 from pacbayes_fl import bounds
 from pacbayes_fl.bounds import OWN_BOUNDS, Bound, BoundedLoss, MonteCarlo
 from pacbayes_fl.bounds.checks import of_library
+from pacbayes_fl.bounds.loss_table import listing as listing
+from pacbayes_fl.bounds.loss_table import settings_of
 from pacbayes_fl.bounds.table import DEFAULT as DEFAULT
 from pacbayes_fl.certificates.fingerprint import fingerprint
-from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.errors import AssumptionError, shown
+from pacbayes_fl.plugins.references import reference
 
 Beta = float | Literal["rows", "root"]
 
@@ -71,6 +74,9 @@ class Request:
         known = [each.name for each in bounds.BOUNDS.values() if each.certifiable]
         if isinstance(self.bound, str) and self.bound not in bounds.BOUNDS and self.bound not in OWN_BOUNDS:
             raise AssumptionError(f"bound must be one of {', '.join(known)}, got {self.bound!r}")
+        if isinstance(self.loss, str):
+            what = f"loss must be a loss, got {shown(self.loss)}"
+            raise AssumptionError(what, hint="bounds.loss_named makes one of a name")
         bound = self.record
         if not bound.certifiable:
             what = f"the bound {bound.name!r} needs {', '.join(bound.needs)}, which no run has all of"
@@ -166,24 +172,25 @@ def loss_of(text: str | None) -> BoundedLoss | None:
     """Read a loss, such as "clipped-nll=1e-4"; None stands for that of the task.
 
     Args:
-        text: a name of `bounds.LOSSES`, and its one setting.
+        text: a name of `bounds.LOSSES` or of an installed package, or a reference such as "mine.py:MyLoss", and its
+            first setting.
 
     Returns:
         The loss.
 
     Raises:
         AssumptionError: when it is unbounded or unknown, or its setting is out of range.
+        StudyError: when a reference leads to no loss.
     """
     if text is None:
         return None
-    name, equals, value = text.partition("=")
-    settings = fields(bounds.LOSSES[name]) if name in bounds.LOSSES else ()
-    if not equals and all(each.default is not MISSING for each in settings):
-        return bounds.loss_named(name)
-    number = number_of(value)
+    name, equals, value = (text, "", "") if reference(text) is not None else text.rpartition("=")
+    if not equals:
+        return bounds.loss_named(text)
+    settings, number = settings_of(name), number_of(value)
     if not settings or number is None:
         raise AssumptionError(f"loss {text!r} must be NAME or NAME=NUMBER", hint="such as clipped-square=4")
-    return bounds.loss_named(name, **{settings[0].name: number})
+    return bounds.loss_named(name, **{next(iter(settings)): number})
 
 
 def beta_of(text: str | None) -> Beta | None:

@@ -44,7 +44,7 @@ def arguments(command: AddCommand) -> None:
     sub.add_argument(
         "--loss",
         metavar="NAME[=VALUE]",
-        help="0-1, clipped-nll=P, clipped-square=LIMIT, ... (default: 0-1 of labels, 1 - exp(-e^2) of numbers)",
+        help="see `list losses`, or mine.py:MyLoss (default: 0-1 of labels, 1 - exp(-e^2) of numbers)",
     )
     sub.add_argument("--beta", metavar="B", help="of bounds that need one, fixed before: a number, rows, or root")
     sub.add_argument(

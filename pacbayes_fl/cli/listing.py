@@ -14,8 +14,8 @@ from pacbayes_fl.cli.layout import room
 from pacbayes_fl.cli.output import say
 
 LISTED: Final = (
-    *("methods", "models", "families", "data", "partitions", "studies", "bounds", "metrics"),
-    *("recorded", "mechanisms"),
+    *("methods", "models", "families", "data", "partitions", "studies", "bounds", "losses", "metrics"),
+    *("recorded", "mechanisms", "aggregations"),
 )
 """What `list` lists."""
 
@@ -41,6 +41,8 @@ def act(options: argparse.Namespace) -> None:
     """
     if options.what == "bounds":
         from pacbayes_fl.certificates.from_numbers import listing
+    elif options.what == "losses":
+        from pacbayes_fl.certificates.request import listing
     else:
         from pacbayes_fl.study import listing as of_studies
 

@@ -178,7 +178,7 @@ def _warn(
         if watch.failures[name] == _WARN_AFTER_DROPS:
             what = f"client {name!r} was dropped {_WARN_AFTER_DROPS} times in a row (round {t})"
             warnings.warn(what, stacklevel=caller_stacklevel())
-    steps = watch.steps if plan.aggregate == "mean" else None  # the other rules are the remedy
+    steps = None if plan.rule.robust else watch.steps  # robust rules are the remedy
     if steps is not None and steps.whose == watch.alone and steps.whose not in said:
         said.add(steps.whose)
         hint = "federation.aggregate = 'clipped' bounds what one client can do"

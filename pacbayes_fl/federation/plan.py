@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from pacbayes_fl import options
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.noise import Engine
-from pacbayes_fl.options import option
-from pacbayes_fl.server import robust
-from pacbayes_fl.server.robust import Aggregate
+from pacbayes_fl.options import OpenNames, option
+from pacbayes_fl.server import aggregations
+from pacbayes_fl.server.aggregations import AGGREGATIONS, AggregationRule
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,10 @@ class FederationPlan:
             anywhere. "clipped", the one to begin with, is the mean of steps that are no longer than `clip_multiple`
             times the running median of their norms. "median" and "trimmed" are coordinate by coordinate,
             "multi-krum" averages the steps that have the closest neighbours, "geometric-median" has the least sum of
-            distances; see `server.robust`. Where clients differ, all but "clipped" cost accuracy without any attack, as
-            the median moves no weight that fewer than half of the clients move: FedAvg loses 1 to 4 points on MNIST in
-            two groups of labels (`benchmarks/RESULTS_ROBUST.md`).
+            distances; see `server.robust`. A rule of your own is an `AggregationRule`, such as "mine.py:MY_RULE". Where
+            clients differ, all but "clipped" cost accuracy without any attack, as the median moves no weight that fewer
+            than half of the clients move: FedAvg loses 1 to 4 points on MNIST in two groups of labels
+            (`benchmarks/RESULTS_ROBUST.md`).
         faulty: f, clients of a round that may send anything; 1 when None. "trimmed" leaves out that many on either
             side, "multi-krum" that many steps.
         average_last: share of the rounds after which the server is averaged: what clients get after the last round is
@@ -68,7 +70,7 @@ class FederationPlan:
     noise: Engine = "philox"
     train: Literal["cohort", "all"] = "cohort"
     diverges_at: float | None = option(1e3, above=1, high=math.inf, hint="'none' turns it off")
-    aggregate: Aggregate = "mean"
+    aggregate: str | AggregationRule = option("mean", names=lambda: OpenNames(AGGREGATIONS))
     faulty: int | None = option(None, low=0, symbol="f")
     clip_multiple: float | None = option(None, above=0)
     average_last: float = option(0.0, low=0, high=1)
@@ -76,11 +78,16 @@ class FederationPlan:
     def __post_init__(self) -> None:
         """Check the ranges, and that the options go together."""
         options.check(self)
-        robust.check(self.aggregate, self.faulty, self.clip_multiple)
+        aggregations.check(self.rule, self.faulty, self.clip_multiple)
         if self.cohort is not None and self.cohort < self.min_clients:
             raise StudyError(f"cohort must be at least min_clients={self.min_clients}, got {self.cohort}")
         if self.train not in ("cohort", "all"):
             raise StudyError(f"train must be 'cohort' or 'all', got {self.train!r}")
+
+    @cached_property
+    def rule(self) -> AggregationRule:
+        """The rule that `aggregate` names, which stays what it is while its file changes."""
+        return aggregations.aggregation_named(self.aggregate)
 
     @property
     def averaged_from(self) -> int:
@@ -89,10 +96,12 @@ class FederationPlan:
 
     @property
     def suspects(self) -> int:
-        """Clients of a round that may send anything."""
-        return robust.FAULTY if self.faulty is None else self.faulty
+        """Clients of a round that may send anything; 0 where the rule promises nothing of them."""
+        if self.faulty is not None:
+            return self.faulty
+        return aggregations.FAULTY if self.rule.robust else 0
 
     @property
     def multiple(self) -> float:
         """At how many running medians of norms "clipped" ends a step."""
-        return robust.MULTIPLE if self.clip_multiple is None else self.clip_multiple
+        return aggregations.MULTIPLE if self.clip_multiple is None else self.clip_multiple

@@ -13,8 +13,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods.base import AnyMethod
-from pacbayes_fl.server import robust
-from pacbayes_fl.server.robust import Rule
+from pacbayes_fl.server.aggregations import Rule
 from pacbayes_fl.tensors import AnyTree, Tree
 
 _MERGE_EVERY = 32  # calls
@@ -99,7 +98,7 @@ class RobustAccumulator:
         update = tensors.cat(self._updates)
         steps = self._method.client_deltas(self._message, update)
         plan, weight = self._plan, update.weight
-        rule = Rule.of(plan.aggregate, plan.suspects, plan.multiple, steps, weight, self._known)
+        rule = Rule.of(plan.rule, plan.suspects, plan.multiple, steps, weight, self._known)
         if rule.factor is not None:
             self.numbers["clipped"] = ((rule.factor < 1) & (weight > 0)).sum()
         return self._method.aggregated(self._message, update, rule)
@@ -127,18 +126,18 @@ def check(method: AnyMethod, message: AnyTree, clients: int, plan: FederationPla
     """
     if plan.aggregate == "mean":
         return
-    method.check_robust(plan.aggregate)
+    method.check_robust(plan.rule)
     drawn = min(clients, plan.cohort or clients)
-    joined, least = method.fewest_joined(drawn), robust.fewest(plan.aggregate, plan.suspects)
+    joined, least = method.fewest_joined(drawn), plan.rule.needs(plan.suspects)
     if joined < least:
         what = (
-            f"aggregate = {plan.aggregate!r} with {plan.suspects} faulty needs {least} clients in a round, got {joined}"
+            f"aggregate = {plan.rule.name!r} with {plan.suspects} faulty needs {least} clients in a round, got {joined}"
         )
         raise StudyError(what, hint="lower federation.faulty, or take federation.aggregate = 'clipped'")
     leaves = list(tensors.leaves(message).values())
     needed = _COPIES * 8 * drawn * sum(leaf.numel() for leaf in leaves)
     if needed > (there := _memory(leaves[0].device)):
-        what = f"aggregate = {plan.aggregate!r} keeps the steps of all {drawn} clients of a round at once"
+        what = f"aggregate = {plan.rule.name!r} keeps the steps of all {drawn} clients of a round at once"
         raise StudyError(
             f"{what}, about {needed / 1e9:.3g} GB of {there / 1e9:.3g}, which federation.chunk does not divide",
             hint="lower federation.cohort, or take federation.aggregate = 'mean'",
@@ -155,7 +154,7 @@ def check_private(plan: FederationPlan) -> None:
         PrivacyError: naming the option.
     """
     if plan.aggregate != "mean":
-        what = f"aggregate = {plan.aggregate!r} is no sum of clipped steps, and noise is accounted for such a sum"
+        what = f"aggregate = {plan.rule.name!r} is no sum of clipped steps, and noise is accounted for such a sum"
         raise PrivacyError(what, hint="federation.aggregate = 'mean'; privacy.clip bounds every client's step already")
 
 

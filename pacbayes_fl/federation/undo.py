@@ -74,7 +74,7 @@ class DivergenceGuard:
         outcome, most = played.outcome, self._player.plan.diverges_at
         if self._player.aggregator is None and not outcome.present:
             return Trouble(f"0 of {len(outcome.heard)} clients gave a finite update")
-        if self._player.plan.aggregate == "mean" and most is not None:  # the other rules bound what one step does
+        if not self._player.plan.rule.robust and most is not None:  # robust rules bound what one step does
             steered = overlong(outcome.norms, before.watch.usual, most)
             if steered is not None:
                 return Trouble(steered)

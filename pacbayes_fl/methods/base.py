@@ -20,7 +20,7 @@ from pacbayes_fl.models.base import default
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.predictive import LearnedPriors, Posterior
 from pacbayes_fl.server import average
-from pacbayes_fl.server.robust import Aggregate, Rule
+from pacbayes_fl.server.aggregations import AggregationRule, Rule
 from pacbayes_fl.tensors import AnyTree
 
 Server = TypeVar("Server")
@@ -262,20 +262,20 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         return counted
 
     @default
-    def check_robust(self, aggregate: Aggregate) -> None:
-        """Raise StudyError where no mean of clients' steps moves the server that this aggregate could stand for."""
+    def check_robust(self, rule: AggregationRule) -> None:
+        """Raise StudyError where no mean of clients' steps moves the server that this rule could stand for."""
         if type(self).client_deltas is Method.client_deltas:
             what = "send no steps" if self.federated else "send their rows"
             raise StudyError(
-                f"aggregate = {aggregate!r} joins clients' steps, and those of {type(self).__name__} {what}",
+                f"aggregate = {rule.name!r} joins clients' steps, and those of {type(self).__name__} {what}",
                 hint="federation.aggregate = 'mean'",
             )
         one, two = self.weight(torch.tensor([1.0, 2.0])).tolist()
-        average.check_robust("uniform" if one == two else "rows", aggregate)
-        self.check_rule(aggregate)
+        average.check_robust("uniform" if one == two else "rows", rule)
+        self.check_rule(rule)
 
     @default
-    def check_rule(self, aggregate: Aggregate) -> None:
+    def check_rule(self, rule: AggregationRule) -> None:
         """Raise StudyError where a rule that joins steps does not bound what one client can do."""
 
     @default

@@ -17,7 +17,7 @@ from pacbayes_fl.methods.base import AnyMethod, Client, Message, Method, Refined
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.predictive import LearnedPriors, Posterior
 from pacbayes_fl.posteriors.tempered import TemperedPosterior, tempered
-from pacbayes_fl.server.robust import Aggregate, Rule
+from pacbayes_fl.server.aggregations import AggregationRule, Rule
 from pacbayes_fl.tensors import AnyTree
 
 
@@ -186,13 +186,13 @@ class Tempered(Method[Server, Message, Client, Update]):
         """As the method itself, by rows [K]."""
         return self.inner.registered(update, rows, ids)
 
-    def check_robust(self, aggregate: Aggregate) -> None:
+    def check_robust(self, rule: AggregationRule) -> None:
         """As in the wrapped method."""
-        self.inner.check_robust(aggregate)
+        self.inner.check_robust(rule)
 
-    def check_rule(self, aggregate: Aggregate) -> None:
+    def check_rule(self, rule: AggregationRule) -> None:
         """As the method itself."""
-        self.inner.check_rule(aggregate)
+        self.inner.check_rule(rule)
 
     def check_average(self) -> None:
         """As in the wrapped method."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.server.robust import UNWEIGHTED, Aggregate
+from pacbayes_fl.server.aggregations import AggregationRule
 from pacbayes_fl.tensors import AnyTree, Tree
 
 Weighting = Literal["uniform", "rows"]
@@ -69,18 +69,18 @@ def client_weight(size: Tensor, weighting: Weighting) -> Tensor:
     return present if weighting == "uniform" else size
 
 
-def check_robust(weighting: Weighting, aggregate: Aggregate) -> None:
+def check_robust(weighting: Weighting, rule: AggregationRule) -> None:
     """Ask that clients weigh alike where a rule knows no weights.
 
     Args:
         weighting: of clients in the server's average.
-        aggregate: the average.
+        rule: that joins their steps.
 
     Raises:
         StudyError: naming both options.
     """
-    if weighting != "uniform" and aggregate in UNWEIGHTED:
-        what = f"aggregate = {aggregate!r} counts every client once, and weighting = {weighting!r} does not"
+    if weighting != "uniform" and not rule.weighted:
+        what = f"aggregate = {rule.name!r} counts every client once, and weighting = {weighting!r} does not"
         raise StudyError(what, hint="method.weighting = 'uniform', or federation.aggregate = 'clipped'")
 
 

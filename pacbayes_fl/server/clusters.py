@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl import tensors
-from pacbayes_fl.server import moments, robust
+from pacbayes_fl.server import moments
+from pacbayes_fl.server.aggregations import Rule
 from pacbayes_fl.server.moments import Moments
-from pacbayes_fl.server.robust import Rule
 from pacbayes_fl.tensors import Tree
 
 
@@ -159,7 +159,7 @@ def by_rule(rule: Rule, steps: Tree, cluster: Tensor, weight: Tensor, statistics
         members = torch.where(cluster == j, weight, 0.0)
         count = (members > 0).sum()
         step = rule(tensors.tree_map(lambda leaf, j=j: leaf[:, j], steps), members)
-        trusted = (count >= robust.fewest(rule.kind, rule.faulty)).to(members)
+        trusted = (count >= rule.fewest).to(members)
         share = count.double() / present
         part = tensors.tree_map(lambda leaf, share=share: share * leaf, said)
         rows.append(Ruled(step, trusted, count.to(members), part))

@@ -9,28 +9,12 @@ clients go, as long as there are no more than a rule is made for, it moves by a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from pacbayes_fl import tensors
-from pacbayes_fl.errors import StudyError
 from pacbayes_fl.tensors import Tree
-
-Aggregate = Literal["clipped", "mean", "median", "trimmed", "multi-krum", "geometric-median"]
-"""What a server makes of its clients' steps: their mean, or one that few of them cannot steer."""
-
-AGGREGATES: tuple[Aggregate, ...] = get_args(Aggregate)
-UNWEIGHTED: tuple[Aggregate, ...] = ("median", "trimmed", "multi-krum")
-"""Rules whose clients all weigh alike."""
-
-FAULTY = 1
-"""Clients of a round that may send anything, where nobody says how many."""
-
-MULTIPLE = 2.0
-"""Of the running median of norms, at which steps end, where nobody says another."""
 
 WINDOW = 10
 """Rounds that the running median of norms looks back."""
@@ -40,130 +24,6 @@ _STEPS = 500
 _NEAR = 1e-6
 _STANDS = 1e-14
 _TINY = torch.finfo(torch.float64).tiny
-
-
-@dataclass(frozen=True)
-class Rule:
-    """An aggregate as a round applies it to its clients' steps.
-
-    Args:
-        kind: any but "mean".
-        faulty: f, clients of a round that may send anything.
-        factor: of every step under "clipped" [K], float64; None for other rules.
-    """
-
-    kind: Aggregate
-    faulty: int
-    factor: Tensor | None = None
-
-    @classmethod
-    def of(
-        cls, kind: Aggregate, faulty: int, multiple: float, steps: Tree, weight: Tensor, known: Sequence[float]
-    ) -> Rule:
-        """Make the rule of a round, which for "clipped" depends on how long its steps are.
-
-        Args:
-            kind: any but "mean".
-            faulty: f.
-            multiple: of the running median at which "clipped" bounds norms.
-            steps: leaves [K, *].
-            weight: of the clients [K].
-            known: median norm of each round before, oldest first.
-
-        Returns:
-            The rule.
-        """
-        if kind != "clipped":
-            return cls(kind, faulty)
-        lengths, counts = norms(steps), weight > 0
-        if not bool(counts.any()):
-            return cls(kind, faulty, torch.ones_like(lengths))
-        return cls(kind, faulty, shrinkage(lengths, multiple * running_median(known, lengths[counts])))
-
-    def __call__(self, steps: Tree, weight: Tensor) -> Tree:
-        """Join steps.
-
-        Args:
-            steps: leaves [K, *], or some of each client's coordinates.
-            weight: of the clients [K], 0 for absent ones.
-
-        Returns:
-            Leaves [*]; 0 where all weights are 0.
-        """
-        if self.factor is not None:
-            return shortened(steps, weight, self.factor)
-        if self.kind == "trimmed":
-            return trimmed(steps, weight, self.faulty)
-        if self.kind == "multi-krum":
-            return multi_krum(steps, weight, self.faulty)
-        return median(steps, weight) if self.kind == "median" else geometric_median(steps, weight)
-
-    def statistics(self, said: Tree, weight: Tensor) -> Tree:
-        """Winsorised sum of the clients' statistics of a round.
-
-        Args:
-            said: floating leaves [K, *].
-            weight: of the clients [K].
-
-        Returns:
-            Leaves [*]; see `winsorised`.
-        """
-        return winsorised(said, weight, self.faulty)
-
-    def filled(self, joined: Tree, update: Tree, weight: Tensor) -> Tree:
-        """Fill the NaN of an aggregated update with winsorised sums of the clients' statistics.
-
-        Args:
-            joined: leaves [1, *].
-            update: of all clients, leaves [K, *].
-            weight: of the clients [K].
-
-        Returns:
-            Leaves [1, *].
-        """
-        said = tensors.leaves(update)
-
-        def whole(name: str, leaf: Tensor) -> Tensor:
-            unknown = leaf.is_floating_point() and bool(leaf.isnan().all())
-            return self.statistics(said[name], weight).to(leaf.dtype).expand(leaf.shape) if unknown else leaf
-
-        return tensors.unleaves(joined, {name: whole(name, leaf) for name, leaf in tensors.leaves(joined).items()})
-
-
-def check(kind: Aggregate, faulty: int | None, multiple: float | None) -> None:
-    """Refuse options without effect because another one is missing; their ranges are the plan's.
-
-    Args:
-        kind: the rule.
-        faulty: f, or None for the default.
-        multiple: of the running median of norms, or None for the default.
-
-    Raises:
-        StudyError: naming the option.
-    """
-    if kind not in AGGREGATES:
-        raise StudyError(f"aggregate must be one of {', '.join(AGGREGATES)}, got {kind!r}")
-    if kind == "mean" and faulty is not None:
-        raise StudyError(
-            f"faulty = {faulty} clients can take the mean anywhere", hint="federation.aggregate = 'clipped'"
-        )
-    if multiple is not None and kind != "clipped":
-        what = f"clip_multiple = {multiple:g} is of aggregate = 'clipped', and aggregate is {kind!r}"
-        raise StudyError(what, hint="federation.aggregate = 'clipped'")
-
-
-def fewest(kind: Aggregate, faulty: int) -> int:
-    """Number of clients that a rule needs to tolerate the faulty ones.
-
-    Args:
-        kind: the rule.
-        faulty: f.
-
-    Returns:
-        2 f + 1, for which more than half are honest; of "multi-krum" 2 f + 3, as its paper asks; 1 where the rounds
-        before count too, or nothing is promised.
-    """
-    return {"clipped": 1, "mean": 1, "multi-krum": 2 * faulty + 3}.get(kind, 2 * faulty + 1)
 
 
 def running_median(known: Sequence[float], lengths: Tensor) -> Tensor:
@@ -205,23 +65,7 @@ def norms(steps: Tree) -> Tensor:
     Returns:
         [K], float64.
     """
-    return _lengths(_matrix(steps))
-
-
-def clipped(steps: Tree, weight: Tensor, bound: Tensor) -> Tree:
-    """Average steps that are longer than a bound as if they had ended there.
-
-    s = sum_k w_k min(1, C / |s_k|) s_k / sum_k w_k: a client moves it by at most w_k C / sum_j w_j
-
-    Args:
-        steps: leaves [K, *].
-        weight: of the clients [K], not negative.
-        bound: C [].
-
-    Returns:
-        Leaves [*].
-    """
-    return shortened(steps, weight, shrinkage(norms(steps), bound))
+    return _lengths(matrix(steps))
 
 
 def shrinkage(lengths: Tensor, bound: Tensor) -> Tensor:
@@ -237,19 +81,36 @@ def shrinkage(lengths: Tensor, bound: Tensor) -> Tensor:
     return torch.where(lengths > bound, bound / lengths, 1.0)
 
 
-def shortened(steps: Tree, weight: Tensor, factor: Tensor) -> Tree:
-    """Average steps that are shortened, each by its factor; weights stay.
+def clipped(steps: Tree, weight: Tensor, bound: Tensor) -> Tree:
+    """Average steps that are longer than a bound as if they had ended there.
+
+    s = sum_k w_k min(1, C / |s_k|) s_k / sum_k w_k: a client moves it by at most w_k C / sum_j w_j
 
     Args:
         steps: leaves [K, *].
         weight: of the clients [K], not negative.
-        factor: of every step [K].
+        bound: C [].
 
     Returns:
         Leaves [*].
     """
-    rows, share = _present(steps, weight.double())
-    return _tree((factor[weight > 0] * share / share.sum().clamp_min(_TINY)) @ _matrix(rows), steps)
+    points = matrix(steps)
+    return cut(mean(shrinkage(_lengths(points), bound).unsqueeze(1) * points, weight), steps)
+
+
+def mean(points: Tensor, weight: Tensor) -> Tensor:
+    """Weighted mean of steps; no product of a weight and a step overflows on the way.
+
+    Args:
+        points: [K, D], float64.
+        weight: of the clients [K], not negative.
+
+    Returns:
+        [D]; 0 where all weights are 0.
+    """
+    rows, share = present(points, weight.double())
+    result: Tensor = (share / share.sum().clamp_min(_TINY)) @ rows
+    return result
 
 
 def median(steps: Tree, weight: Tensor) -> Tree:
@@ -304,7 +165,7 @@ def krum_scores(steps: Tree, faulty: int) -> Tensor:
     Returns:
         [n], float64, in squared units of the steps.
     """
-    points = _matrix(steps)
+    points = matrix(steps)
     near = max(0, len(points) - faulty - 2)
     squares = [(points - one).square().sum(1) for one in points]
     return torch.stack([each.sort().values[1 : near + 1].sum() for each in squares])  # the first is its own, 0
@@ -324,17 +185,17 @@ def multi_krum(steps: Tree, weight: Tensor, faulty: int, keep: int | None = None
     Returns:
         Leaves [*].
     """
-    rows, share = _present(steps, weight)
+    rows, share = present(steps, weight)
     n = len(share)
     f = max(0, min(faulty, (n - 3) // 2))
     keep = n - f if keep is None else min(keep, n)
-    points = _matrix(rows)
+    points = matrix(rows)
     if n and keep < n:
         scores = krum_scores((points - middle(points)) / _spread(points), f)
         last = scores.sort().values[keep - 1]
         better, tied = (scores < last).double(), (scores == last).double()
         share = better + tied * (keep - better.sum()) / tied.sum()
-    return _tree(tensors.weighted_mean(points, share.double()), steps)
+    return cut(tensors.weighted_mean(points, share.double()), steps)
 
 
 def geometric_median(steps: Tree, weight: Tensor) -> Tree:
@@ -349,10 +210,10 @@ def geometric_median(steps: Tree, weight: Tensor) -> Tree:
     Returns:
         Leaves [*].
     """
-    rows, share = _present(steps, weight)
-    points = _matrix(rows)
+    rows, share = present(steps, weight)
+    points = matrix(rows)
     result = weiszfeld(points, share.double(), middle(points), _STEPS) if len(points) else points.sum(0)
-    return _tree(result, steps)
+    return cut(result, steps)
 
 
 def weiszfeld(points: Tensor, weight: Tensor, start: Tensor, steps: int) -> Tensor:
@@ -398,15 +259,23 @@ def winsorised(tree: Tree, weight: Tensor, faulty: int) -> Tree:
     return _by_coordinate(one, tree, weight)
 
 
-def _present(steps: Tree, weight: Tensor) -> tuple[Tree, Tensor]:
-    """Drop clients of weight 0."""
+def present(steps: Tree, weight: Tensor) -> tuple[Tree, Tensor]:
+    """Drop clients of weight 0.
+
+    Args:
+        steps: leaves [K, *].
+        weight: of the clients [K].
+
+    Returns:
+        Leaves [n, *] and weights [n] of those that are there; what was given where all are.
+    """
     at = (weight > 0).nonzero().squeeze(1)
-    return tensors.select(steps, at), weight[at]
+    return (steps, weight) if len(at) == len(weight) else (tensors.select(steps, at), weight[at])
 
 
 def _by_coordinate(rule: Callable[[Tensor], Tensor], steps: Tree, weight: Tensor) -> Tree:
     """Apply a rule [n, d] -> [d] to blocks of coordinates, in float64: sorting needs a copy."""
-    rows, _ = _present(steps, weight)
+    rows, _ = present(steps, weight)
 
     def one(leaf: Tensor) -> Tensor:
         if not len(leaf):
@@ -418,17 +287,33 @@ def _by_coordinate(rule: Callable[[Tensor], Tensor], steps: Tree, weight: Tensor
     return tensors.tree_map(one, rows)
 
 
-def _matrix(steps: Tree) -> Tensor:
-    """One row a client: all leaves side by side [K, D], float64."""
-    return torch.cat([leaf.flatten(1) if leaf.dim() > 1 else leaf.unsqueeze(1) for leaf in _leaves(steps)], 1).double()
+def matrix(steps: Tree) -> Tensor:
+    """Put all leaves side by side, one row a client.
+
+    Args:
+        steps: leaves [K, *].
+
+    Returns:
+        [K, D], float64; a single leaf that is so already is itself.
+    """
+    rows = [leaf.flatten(1) if leaf.dim() > 1 else leaf.unsqueeze(1) for leaf in _leaves(steps)]
+    return rows[0].double() if len(rows) == 1 else torch.cat(rows, 1).double()
 
 
 def _leaves(steps: Tree) -> list[Tensor]:
     return list(tensors.leaves(steps).values())
 
 
-def _tree(row: Tensor, like: Tree) -> Tree:
-    """Cut a row [D] into leaves [*], in the shapes and dtypes of `like`'s rows."""
+def cut(row: Tensor, like: Tree) -> Tree:
+    """Cut a row into leaves.
+
+    Args:
+        row: [D].
+        like: leaves [K, *], whose rows have the shapes and dtypes.
+
+    Returns:
+        Leaves [*].
+    """
     parts = iter(row.split([leaf.shape[1:].numel() for leaf in _leaves(like)]))
     return tensors.tree_map(lambda leaf: next(parts).view(leaf.shape[1:]).to(leaf.dtype), like)
 

@@ -14,8 +14,8 @@ from pacbayes_fl.plugins.references import reference
 
 _REFERENCES: Final = (
     *(("method", key) for key in ("name", "family", "own_hyper_prior")),
-    *(("model", "kind"), ("report", "metrics"), ("privacy", "mechanism")),
-    ("privacy", "directions"),
+    *(("model", "kind"), ("report", "metrics"), ("federation", "aggregate")),
+    *(("privacy", "mechanism"), ("privacy", "directions")),
 )
 """Keys whose values can lead to a user's own object."""
 

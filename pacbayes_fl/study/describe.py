@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from pacbayes_fl import settings
-from pacbayes_fl.bounds import BOUNDS, OWN_BOUNDS, bound_named
+from pacbayes_fl.bounds import BOUNDS, LOSSES, OWN_BOUNDS, OWN_LOSSES, bound_named
+from pacbayes_fl.bounds.loss_table import settings_of, title_of
 from pacbayes_fl.data.partitions import PARTITIONS
 from pacbayes_fl.errors import StudyError, shown
 from pacbayes_fl.methods import METHODS, Recipe
@@ -20,6 +22,7 @@ from pacbayes_fl.posteriors.hyper_posterior import HYPER_PRIORS, is_hyper_prior
 from pacbayes_fl.posteriors.weights.families import FAMILIES
 from pacbayes_fl.privacy.kinds import MECHANISMS
 from pacbayes_fl.results.metrics import METRICS
+from pacbayes_fl.server.aggregations import AGGREGATIONS
 from pacbayes_fl.study import plugins, sources
 from pacbayes_fl.study.file import PARTS
 from pacbayes_fl.study.models import KINDS, MODEL_KINDS, kinds_over
@@ -91,8 +94,9 @@ def describe(name: str) -> tuple[Description, ...]:
     """Describe a name.
 
     Args:
-        name: of a method, bound, metric, source of data, kind of model, variational family, partition, mechanism or
-            table of a study; of an entry point of an installed package; or a reference such as "mine.py:MyMethod".
+        name: of a method, bound, loss, metric, source of data, kind of model, variational family, partition, mechanism,
+            rule of aggregation or table of a study; of an entry point of an installed package; or a reference such as
+            "mine.py:MyMethod".
 
     Returns:
         What is known of it, once for each family that has the name.
@@ -130,12 +134,14 @@ def _families() -> tuple[tuple[tuple[str, ...], Callable[[str], Description]], .
     return (
         (tuple(METHODS), _method),
         (tuple(BOUNDS), _bound),
+        (tuple(LOSSES), _loss),
         (tuple(METRICS), _metric),
         ((*sources.every(), sources.FOLDER), _source),
         (tuple(KINDS), _model),
         (tuple(PARTITIONS), _partition),
         (tuple(FAMILIES), _weight_family),
         (tuple(MECHANISMS), _mechanism),
+        (tuple(AGGREGATIONS), _aggregation),
         (tuple(_tables()), _table),
     )
 
@@ -144,6 +150,7 @@ def _open() -> tuple[tuple[OpenTable[Any], Callable[[str], Description]], ...]:
     return (
         (plugins.METHODS, _method),
         (OWN_BOUNDS, _bound),
+        (OWN_LOSSES, _loss),
         (plugins.METRICS, _metric),
         (sources.SOURCES, _source),
         (MODEL_KINDS, _model),
@@ -151,6 +158,7 @@ def _open() -> tuple[tuple[OpenTable[Any], Callable[[str], Description]], ...]:
         (FAMILIES, _weight_family),
         (HYPER_PRIORS, _hyper_prior),
         (MECHANISMS, _mechanism),
+        (AGGREGATIONS, _aggregation),
     )
 
 
@@ -233,6 +241,25 @@ def _bound(name: str) -> Description:
         beta = " --beta rows" if "beta" in bound.needs else ""
         examples += [f"pacbayes-fl certify runs/split --bound {name}{beta}"]
     return Description("bound", name, bound.summary, facts, (), tuple(examples))
+
+
+def _loss(name: str) -> Description:
+    loss: Any = LOSSES[name] if name in LOSSES else OWN_LOSSES[name]
+    settings = settings_of(name)
+    numbers = hasattr(loss, "expected")
+    needed = [key for key, default in settings.items() if default is inspect.Parameter.empty]
+    facts = [
+        ("predictions", "numbers, or a Gaussian of them" if numbers else "log probabilities of labels"),
+        ("setting", "; ".join(_setting(*one) for one in settings.items()) or "none"),
+    ]
+    if isinstance(loss.convex, bool):  # of a class it may wait for the object
+        facts.append(("convex", "in the prediction" if loss.convex else "not known to be"))
+    example = f"pacbayes-fl certify runs/split --loss {name}{'=4' if needed else ''}"
+    return Description("loss", name, title_of(loss), tuple(facts), (), (example,))
+
+
+def _setting(name: str, default: object) -> str:
+    return name if default is inspect.Parameter.empty else f"{name} = {_value(default)}"
 
 
 def _metric(name: str) -> Description:
@@ -329,6 +356,22 @@ def _mechanism(name: str) -> Description:
     few = "--set method.particles=1 --set federation.rounds=2 --set privacy.clip=5 " * kind.chooses
     example = f"--set privacy.epsilon=5 --set privacy.mechanism={name} {few}--out runs/private"
     return Description("noise mechanism", name, kind.title, facts, (), (f"pacbayes-fl run polynomial {example}",))
+
+
+def _aggregation(name: str) -> Description:
+    rule = AGGREGATIONS[name]
+    promise = f"of {rule.needs(1)} clients or more one can send anything, of {rule.needs(2)} or more two"
+    facts = [
+        ("weights", "count" if rule.weighted else "clients have to weigh alike: method.weighting = 'uniform'"),
+        ("faulty", promise if rule.robust else "nothing is promised of clients that send anything"),
+    ]
+    if name == "mean":
+        facts.append(("privacy", "of a round nothing but a noisy sum is released"))
+    else:
+        facts.append(("privacy", "refused: noise is accounted for a sum of clipped steps"))
+        facts.append(("memory", "the server keeps the steps of all clients of a round"))
+    example = f"pacbayes-fl run polynomial --set federation.aggregate={name}"
+    return Description("rule of aggregation", name, rule.title, tuple(facts), (), (example,))
 
 
 def _table(name: str) -> Description:

@@ -17,7 +17,7 @@ UNDECLARED: Final = (
 """Why rows of a file have no certificate, and what a study says of those that may have one."""
 
 CLIPPED: Final = (
-    "aggregate = 'clipped' ended steps in every fold at a length that is usual among all clients, those of the bound"
+    "aggregate = {!r} ended steps in every fold at a length that is usual among all clients, those of the bound"
     " among them (federation.aggregate = 'mean' or 'median' joins each fold by itself)"
 )
 
@@ -61,7 +61,8 @@ def told_by_plan(study: Study) -> tuple[str, ...]:
     Returns:
         The reasons; none where there are no folds.
     """
-    return (CLIPPED,) if study.report.certify.scheme == "folds" and study.plan.aggregate == "clipped" else ()
+    rule = study.plan.rule
+    return (CLIPPED.format(rule.name),) if study.report.certify.scheme == "folds" and rule.clips else ()
 
 
 def reasons_of(study: Study, method: AnyMethod) -> tuple[str, ...]:

@@ -29,8 +29,8 @@ def listing(what: str) -> list[tuple[str, str]]:
     """List the names that a study can use.
 
     Args:
-        what: "methods", "models", "families", "data", "partitions", "studies", "metrics", "mechanisms", or
-            "recorded", what runs record beside metrics.
+        what: "methods", "models", "families", "data", "partitions", "studies", "metrics", "mechanisms",
+            "aggregations", or "recorded", what runs record beside metrics.
 
     Returns:
         Names, each with a line on what it is.
@@ -46,7 +46,7 @@ def listing(what: str) -> list[tuple[str, str]]:
         from pacbayes_fl.study import sources
 
         return sources.listing()
-    if what in ("models", "families", "partitions", "mechanisms"):
+    if what in ("models", "families", "partitions", "mechanisms", "aggregations"):
         known, more = _records(what)
         return [*((name, one.title) for name, one in known.items()), *more]
     if what == "metrics":
@@ -71,6 +71,10 @@ def _records(what: str) -> tuple[Mapping[str, Titled], list[tuple[str, str]]]:
         from pacbayes_fl.posteriors.weights import families
 
         return families.FAMILIES.known, families.FAMILIES.listing()
+    if what == "aggregations":
+        from pacbayes_fl.server import aggregations
+
+        return aggregations.AGGREGATIONS.known, aggregations.AGGREGATIONS.listing()
     from pacbayes_fl.privacy import kinds
 
     return kinds.MECHANISMS.known, kinds.MECHANISMS.listing()

@@ -18,6 +18,7 @@ from pacbayes_fl.posteriors.hyper_posterior import HYPER_PRIORS
 from pacbayes_fl.posteriors.weights.families import FAMILIES
 from pacbayes_fl.privacy import kinds, subspace
 from pacbayes_fl.results.rounds import readable
+from pacbayes_fl.server.aggregations import AGGREGATIONS
 from pacbayes_fl.study import sources
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.identity import Identity
@@ -57,6 +58,7 @@ def _loaded(study: Study) -> Iterator[tuple[str, Loaded]]:
         asked.append((sources.SOURCES.origin, study.data.source))
     if isinstance(partition := study.data.options.get("partition"), str) and partition in sources.OPEN_PARTITIONS:
         asked.append((sources.OPEN_PARTITIONS.origin, partition))
+    asked.append((AGGREGATIONS.origin, study.federation.aggregate))
     if study.privacy.epsilon is not None:
         asked.append((kinds.MECHANISMS.origin, study.privacy.mechanism))
         asked.append((subspace.DIRECTIONS.origin, study.privacy.directions))

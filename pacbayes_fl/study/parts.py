@@ -19,7 +19,7 @@ from pacbayes_fl.noise import Engine
 from pacbayes_fl.options import OpenNames, option, same
 from pacbayes_fl.privacy import adaptive, kinds, subspace
 from pacbayes_fl.privacy.mechanisms import CohortKind, Neighbours
-from pacbayes_fl.server.robust import Aggregate
+from pacbayes_fl.server.aggregations import aggregation_named
 
 Told = Literal["rows", "loss", "metrics", "moments"]
 """What a node of a deployment can tell beside updates."""
@@ -214,7 +214,6 @@ class FederationPart:
     """Table [federation]: fields of `federation.plan.FederationPlan`, and where and how to run.
 
     `train = "all"` lets clients outside of the cohort train too; what they learn stays with them.
-    `aggregate = "clipped"` is to be had where clients may be broken or hostile; others are in the plan's fields.
     `rounds = "held-out"`, the default of Gaussian processes on a file of one's own, takes as many as make training rows
     of held-out clients, and held-out rows of the others, most likely (see `study.search.path`). A given number of 100
     or more is tried for a quarter of the rounds, on a file of one's own one of 25 or more for up to 50 if that takes
@@ -232,7 +231,7 @@ class FederationPart:
     rounds: int | Literal["held-out"] = same(FederationPlan, "rounds", default=400)
     cohort: int | None = same(FederationPlan, "cohort")
     train: Literal["cohort", "all"] = same(FederationPlan, "train")
-    aggregate: Aggregate = same(FederationPlan, "aggregate")
+    aggregate: str = same(FederationPlan, "aggregate")
     faulty: int | None = same(FederationPlan, "faulty")
     clip_multiple: float | None = same(FederationPlan, "clip_multiple")
     average_last: float = same(FederationPlan, "average_last")
@@ -248,8 +247,9 @@ class FederationPart:
     diverges_at: float | None = same(FederationPlan, "diverges_at")
 
     def __post_init__(self) -> None:
-        """Check the ranges; how the options of the plan go together is checked by the plan."""
+        """Check the ranges, and that there is the rule; how the options of the plan go together the plan checks."""
         options.check(self, "[federation]")
+        aggregation_named(self.aggregate)
 
 
 @dataclass(frozen=True)

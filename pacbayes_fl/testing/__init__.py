@@ -1,6 +1,8 @@
-"""Laws that every method keeps, for the tests of methods of one's own: `check_method`."""
+"""Laws that methods, rules of aggregation and losses keep, for the tests of one's own."""
 
+from pacbayes_fl.testing.aggregations import AGGREGATION_LAWS, check_aggregation
 from pacbayes_fl.testing.check import LawError, check_method
 from pacbayes_fl.testing.laws import LAWS
+from pacbayes_fl.testing.losses import LOSS_LAWS, check_loss
 
-__all__ = ["LAWS", "LawError", "check_method"]
+__all__ = ["AGGREGATION_LAWS", "LAWS", "LOSS_LAWS", "LawError", "check_aggregation", "check_loss", "check_method"]

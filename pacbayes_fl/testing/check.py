@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import torch
@@ -24,17 +25,17 @@ _SEED: Final = 11
 
 
 class LawError(AssertionError):
-    """A method breaks laws.
+    """A method, a rule or a loss breaks laws.
 
     Args:
-        method: name of its class.
+        name: of its class or record.
         broken: what was wrong, by the name of the law.
     """
 
-    def __init__(self, method: str, broken: dict[str, str]) -> None:
+    def __init__(self, name: str, broken: dict[str, str]) -> None:
         """Say all of it, a law a line."""
         self.laws = tuple(broken)
-        super().__init__("\n".join([f"{method} breaks {', '.join(broken)}", *(f"{k}: {v}" for k, v in broken.items())]))
+        super().__init__("\n".join([f"{name} breaks {', '.join(broken)}", *(f"{k}: {v}" for k, v in broken.items())]))
 
 
 @kinds_checked
@@ -86,12 +87,26 @@ def check_method(
         scene = played(made, batch, strangers_of(batch, classes), FederationPlan(rounds=2, seed=_SEED))
     except Exception as error:
         raise LawError(name, {"rounds": _said(error)}) from error
+    broken_laws(name, {law: partial(keeps, scene) for law, keeps in LAWS.items()}, without)
+
+
+def broken_laws(name: str, laws: Mapping[str, Callable[[], None]], without: Collection[str] = ()) -> None:
+    """Try laws one after another.
+
+    Args:
+        name: of what is to keep them.
+        laws: each raises anything where it is broken.
+        without: names of laws that are left out.
+
+    Raises:
+        LawError: naming every law that is broken, and how.
+    """
     broken = {}
-    for law, keeps in LAWS.items():
+    for law, keeps in laws.items():
         if law not in without:
             try:
-                keeps(scene)
-            except Exception as error:  # whatever a method raises breaks the law
+                keeps()
+            except Exception as error:  # whatever a user's code raises breaks the law
                 broken[law] = _said(error)
     if broken:
         raise LawError(name, broken)

@@ -225,16 +225,18 @@ def resume(scene: Scene) -> None:
     _require(bits(again.clients) == bits(s.clients), "the clients of a run that goes on are others")
 
 
-def remote(scene: Scene) -> None:
+def remote(scene: Scene, clients: int = 3, cohort: int = 2) -> None:
     """Check that rounds over a network, client by client, are those of one device bit by bit.
 
     Args:
-        scene: a federation after two rounds; three clients of it, two of them in a round, play two rounds from the
-            start, smallest first, as the engine does, so that sums have one order.
+        scene: a federation after two rounds, some of whose clients play two rounds from the start, smallest first, as
+            the engine does, so that sums have one order.
+        clients: how many.
+        cohort: how many of them in a round.
     """
-    s, three = scene, torch.arange(3)
-    method, batch = s.method, s.batch.select(s.batch.size.argsort(stable=True)[:3])
-    plan, memories = replace(s.plan, chunk=1, cohort=2), InMemory()
+    s, positions = scene, torch.arange(clients)
+    method, batch = s.method, s.batch.select(s.batch.size.argsort(stable=True)[:clients])
+    plan, memories = replace(s.plan, chunk=1, cohort=cohort), InMemory()
     node = Node(method, batch, memories)
     node.join("run", 0)
     player = RemotePlayer(method, roster(node.clients, batch), plan, None, Loopback([node]), "run")
@@ -244,10 +246,10 @@ def remote(scene: Scene) -> None:
     for (record, state), (told, there) in zip(*rounds, strict=True):
         _require(bits(there.server) == bits(state.server), "the server of rounds over a network is another")
         for k, name in enumerate(batch.names):
-            like, memory = tensors.select(first, three[k : k + 1]), memories.load(name)
+            like, memory = tensors.select(first, positions[k : k + 1]), memories.load(name)
             kept = None if memory is None else memory.last
             own = like if kept is None else tensors.unleaves(like, kept.state)
-            here = tensors.select(state.clients, three[k : k + 1])
+            here = tensors.select(state.clients, positions[k : k + 1])
             _require(bits(own) == bits(here), "what remote clients keep is something else")
         said, known = ({**one.values, "seconds": 0.0} for one in (told, record))
         _require(replace(told, values=said) == replace(record, values=known), "the record of a round is another")

@@ -94,7 +94,8 @@ RANKS = {
     **dict.fromkeys(("methods",), 8),
     **dict.fromkeys(("federation",), 9),
     **{f"study:{at}": 10 + at / len(STUDY) for at in range(len(STUDY))},
-    **dict.fromkeys(("certificates", "testing"), 11),
+    **dict.fromkeys(("certificates",), 11),
+    **dict.fromkeys(("testing",), 12),
 }
 SIDE = {"bounds", "metrics", "pages", "plots"}
 
@@ -106,7 +107,7 @@ def _below(rank: float) -> set[str]:
 MAY_IMPORT = {room: _below(rank) for room, rank in RANKS.items()}
 for _room in {*STAGES.values(), "certificates"}:
     MAY_IMPORT[_room] |= {"metrics", "pages", "plots", "data_gen"}
-for _room in ("methods", STAGES["study.describe"], "certificates"):
+for _room in ("methods", STAGES["study.describe"], "certificates", "testing"):
     MAY_IMPORT[_room] |= {"bounds"}
 MAY_IMPORT |= {
     "metrics": _below(7),

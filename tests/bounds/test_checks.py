@@ -13,9 +13,10 @@ import torch
 
 from pacbayes_fl.bounds.bernstein import empirical_bernstein
 from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo
-from pacbayes_fl.bounds.checks import checked, in_declared_range, of_library, whole
+from pacbayes_fl.bounds.checks import checked, in_declared_range, of_library, row_by_row, whole
 from pacbayes_fl.bounds.client import gibbs, seeger
-from pacbayes_fl.bounds.losses import LOSSES, LossRange, SaturatingSquare, loss_named
+from pacbayes_fl.bounds.loss_table import loss_named
+from pacbayes_fl.bounds.losses import LOSSES, LossRange, SaturatingSquare
 from pacbayes_fl.bounds.premises import Premises, Provenance
 from pacbayes_fl.bounds.record import from_record, to_record
 from pacbayes_fl.bounds.table import BOUNDS
@@ -101,3 +102,30 @@ def test_a_subclass_of_a_loss_is_not_of_the_library(name: str) -> None:
     settings = {"limit": 2.0} if name == "clipped-square" else {}
     assert of_library(loss_named(name, **settings)) and not of_library(LossRange(name, 0.0, 1.0))
     assert not of_library(type("Own", (LOSSES[name],), {})(**settings))
+
+
+class Scaled(SaturatingSquare):
+    """Errors by the largest of the call."""
+
+    def __call__(self, prediction: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        error = (prediction - y).abs()
+        return error / error.max().clamp_min(1e-12)
+
+
+class Own(SaturatingSquare):
+    """As the library's, and looked at."""
+
+
+def test_a_loss_of_ones_own_is_of_each_row_alone() -> None:
+    """Padding counts nowhere: it may be what the call looks at, as long as no row does."""
+    prediction, y = torch.tensor([[9.0, 0.5], [1.0, 0.0]]).double(), torch.zeros(2, 2).double()
+    rows = torch.tensor([[False, True], [True, True]])
+    for loss in (Own(), SaturatingSquare()):
+        assert torch.equal(row_by_row(loss, loss, rows, prediction, y), loss(prediction, y))
+        got = row_by_row(loss, loss.expected, rows, prediction, prediction.square(), y)
+        assert torch.equal(got, loss.expected(prediction, prediction.square(), y))
+    said = r"the loss .* \(Scaled\) of a row must not depend on the others, got 0.111111 among 3 rows and 1 alone"
+    with pytest.raises(AssumptionError, match=said):
+        row_by_row(Scaled(), Scaled(), rows, prediction, y)
+    nowhere = torch.zeros(2, 2, dtype=torch.bool)
+    assert row_by_row(Scaled(), Scaled(), nowhere, prediction, y).shape == (2, 2)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy import integrate, stats
 
+from pacbayes_fl.bounds.loss_table import loss_named
 from pacbayes_fl.bounds.losses import (
     LOSSES,
     ClippedNLL,
@@ -16,7 +17,6 @@ from pacbayes_fl.bounds.losses import (
     LossRange,
     SaturatingSquare,
     ZeroOne,
-    loss_named,
 )
 from pacbayes_fl.errors import AssumptionError
 
@@ -79,17 +79,7 @@ def test_losses_have_names_and_keep_their_range(name: str) -> None:
     assert not loss.convex
 
 
-@pytest.mark.parametrize("name", ["nll", "nlpd", "mse", "square"])
-def test_unbounded_losses_are_refused_with_what_to_use(name: str) -> None:
-    with pytest.raises(AssumptionError, match=r"unbounded: no bound holds \(use '(clipped|saturating)-"):
-        loss_named(name)
-
-
 def test_what_bounds_nothing_is_refused() -> None:
-    with pytest.raises(AssumptionError, match="loss must be one of 0-1"):
-        loss_named("hinge")
-    with pytest.raises(AssumptionError, match="'clipped-square' needs limit"):
-        loss_named("clipped-square")
     for low, high, what in ((0.0, math.inf, "must be bounded"), (math.nan, 1.0, "bounded"), (1.0, 1.0, "low < high")):
         with pytest.raises(AssumptionError, match=what):
             LossRange("a loss", low, high)
@@ -101,16 +91,6 @@ def test_what_bounds_nothing_is_refused() -> None:
             ClippedSquare(bad)
         with pytest.raises(AssumptionError, match="scale must be positive and finite"):
             SaturatingSquare(bad)
-
-
-@pytest.mark.parametrize("name", list(LOSSES))
-def test_no_loss_takes_its_range_as_an_argument(name: str) -> None:
-    own = {"limit": 2.0} if name == "clipped-square" else {}
-    for entry, value in (("low", -1.0), ("high", 0.2), ("convex", True)):
-        with pytest.raises(AssumptionError, match=f"the loss '{name}' has no setting {entry}"):
-            loss_named(name, **own, **{entry: value})
-        with pytest.raises(TypeError, match=entry):
-            LOSSES[name](**own, **{entry: value})
 
 
 def test_trivial_risks_are_those_of_uniform_guesses_and_of_the_mean() -> None:

@@ -309,7 +309,7 @@ def test_a_client_without_rows_has_no_weights() -> None:
 
 @dataclass(frozen=True)
 class Own:
-    """A loss of one's own that is declared in [0, 1], of labels or of real targets."""
+    """A loss of one's own that is declared in [0, 1], of labels or of real targets: what a target of 1 costs."""
 
     most: float
     name: str = "cost"
@@ -318,7 +318,7 @@ class Own:
     convex: bool = False
 
     def __call__(self, prediction: Tensor, y: Tensor) -> Tensor:
-        return self.most * (torch.arange(y.shape[-1]) == y.shape[-1] - 1).float().expand(y.shape)
+        return self.most * (y == 1).float()
 
 
 class OwnOfNumbers(Own):
@@ -331,6 +331,7 @@ def test_a_loss_that_leaves_the_range_it_declares_is_refused_wherever_it_is_take
     labels = kind in ("listed", "predicted")
     loss, wrong = ((Own if labels else OwnOfNumbers)(most) for most in (1.0, 50.0))
     batch = labelled((4, 4, 4)) if labels else real((4, 4, 4))
+    batch.y[:, 1] = 1
     weights = torch.full((3, 3), 1 / 3, dtype=torch.float64)
     mixture = NormalMixture(torch.zeros(3, 1), random(3, 1, 4), random(3, 1, 4).square())
     posterior: object = {

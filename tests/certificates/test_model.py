@@ -515,3 +515,18 @@ def test_hypotheses_that_change_the_inputs_of_those_after_them_are_refused(kind:
             certify_model(None, sample=lambda g: scaled, kl=1.0, draws=2, rows=(x.copy(), y), **FINE)
         certify_model([halved, halved], rows=(torch.from_numpy(x.copy()), y), **FINE)
     assert certify_model(scaled, rows=(x.copy(), y), **FINE).valid  # of one there is none after it
+
+
+class Ranked(SaturatingSquare):
+    """Errors by their rank among those of the call."""
+
+    def __call__(self, prediction: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (prediction - y).abs().argsort(descending=True).argsort().double() / len(y)
+
+
+def test_a_loss_that_looks_at_other_rows_is_refused() -> None:
+    """Its values are no independent draws, whatever the rows are."""
+    x = np.arange(50.0)
+    for y in (x - 0.01 * x[::-1], x - 0.01 * x):
+        with pytest.raises(AssumptionError, match=r"\(Ranked\) of a row must not depend on the others, got 0.98 amo"):
+            certify_model(lambda x: x[:, 0], rows=(x[:, None], y), loss=Ranked(), **FINE)

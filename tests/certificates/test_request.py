@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from pacbayes_fl.bounds import ClippedNLL, ClippedSquare, SaturatingSquare, ZeroOne
 from pacbayes_fl.certificates.request import Request, beta_of, loss_of
-from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.errors import AssumptionError, StudyError
+from tests.user_objects import LOSS, write
 
 
 @pytest.mark.parametrize(
@@ -70,6 +73,26 @@ def test_losses_by_name(text: str | None, loss: object) -> None:
 def test_other_losses_are_refused(text: str) -> None:
     with pytest.raises(AssumptionError, match="loss"):
         loss_of(text)
+
+
+def test_losses_of_ones_own_by_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path may hold an equals sign; the first setting of a class is given behind one."""
+    (tmp_path / "a=b").mkdir()
+    path = write(tmp_path / "a=b", "mine.py", LOSS)
+    monkeypatch.chdir(path.parent)
+    made = {text: loss_of(text) for text in ("mine.py:CappedAbsolute", "mine.py:CappedAbsolute=3", "mine.py:NARROW")}
+    assert [one is not None and one.name.rpartition(" ")[2] for one in made.values()] == ["2", "3", "0.5"]
+    assert loss_of(f"{path}:CappedAbsolute=3") == made["mine.py:CappedAbsolute=3"]
+    for text in ("mine.py:NARROW=3", "mine.py:CappedAbsolute=much", "mine.py:CappedAbsolute="):
+        with pytest.raises(AssumptionError, match="must be NAME or NAME=NUMBER"):
+            loss_of(text)
+    with pytest.raises(StudyError, match=r"--loss: there is no file .*b/none.py"):
+        loss_of("none.py:Loss=3")
+
+
+def test_a_request_takes_a_loss_and_no_name_of_one() -> None:
+    with pytest.raises(AssumptionError, match=r"loss must be a loss, got '0-1' \(bounds.loss_named makes one"):
+        Request(loss="0-1")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("text", "beta"), [(None, None), ("rows", "rows"), ("root", "root"), ("2.5", 2.5)])

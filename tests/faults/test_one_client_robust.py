@@ -21,12 +21,13 @@ from pacbayes_fl.methods import METHODS
 from pacbayes_fl.privacy.mechanisms import Cohorts
 from pacbayes_fl.results import rounds
 from pacbayes_fl.server import robust
+from pacbayes_fl.server.aggregations import AGGREGATIONS
 from pacbayes_fl.study import run
 from tests.laws.cases import bits, federation, from_recipe
 from tests.private import HUGE, Free
 from tests.tiny import quick, state, tiny
 
-ROBUST = tuple(kind for kind in robust.AGGREGATES if kind != "mean")
+ROBUST = tuple(name for name, rule in AGGREGATIONS.known.items() if rule.robust)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.federation.plan import FederationPlan
-from pacbayes_fl.server import robust
+from pacbayes_fl.server import aggregations
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_divergence_is_a_multiple_above_one(value: float) -> None:
 
 def test_robust_options_have_defaults_of_their_rule() -> None:
     plan = FederationPlan(aggregate="trimmed")
-    assert (plan.suspects, plan.multiple) == (robust.FAULTY, robust.MULTIPLE)
+    assert (plan.suspects, plan.multiple) == (aggregations.FAULTY, aggregations.MULTIPLE)
     plan = FederationPlan(aggregate="clipped", faulty=0, clip_multiple=3.0)
     assert (plan.suspects, plan.multiple) == (0, 3.0)
     with pytest.raises(StudyError, match="faulty = 2 clients can take the mean anywhere"):

@@ -19,6 +19,7 @@ from pacbayes_fl.testing.scene import assert_close
 from tests.forked import fork
 from tests.laws.cases import from_recipe, rows_for
 from tests.ranked import together
+from tests.user_objects import WITHOUT_FARTHEST
 
 pytestmark = fork
 
@@ -29,6 +30,7 @@ PLANS: dict[str, tuple[Any, FederationPlan]] = {
     "all train": (ROWS, FederationPlan(rounds=2, cohort=2, train="all")),
     "median": (ROWS, FederationPlan(rounds=2, aggregate="median")),
     "clipped": (ROWS, FederationPlan(rounds=2, aggregate="clipped", cohort=4)),
+    "one's own": (ROWS, FederationPlan(rounds=2, aggregate=WITHOUT_FARTHEST)),
     "one by one": (ROWS, FederationPlan(rounds=2, chunk=1)),
     "one fails": (BAD, FederationPlan(rounds=1, diverges_at=None)),
 }
@@ -56,5 +58,5 @@ def test_three_processes_come_to_what_one_does(tmp_path: Path) -> None:
             assert [one[3] for one in told] == [one[3] for one in records], name
             assert [one[2] for one in told] == pytest.approx([one[2] for one in records], rel=1e-12, nan_ok=True)
             gathers = any("holds those of all" in text and "MiB" in text for text in said)
-            assert gathers == (name in ("median", "clipped")), said
+            assert gathers == (name in ("median", "clipped", "one's own")), said
     assert rounds("one fails", None)[0][0][1] == ("client_02",)

@@ -25,6 +25,7 @@ from tests.federation.test_undo import Parabola
 from tests.laws.cases import Toy, assert_close, bits, federation, from_recipe
 from tests.private import HUGE, UNLIMITED, Free, open_private
 from tests.remote import network, player
+from tests.user_objects import WITHOUT_FARTHEST
 
 BATCH = federation(1)
 NAMES = BATCH.names
@@ -54,7 +55,11 @@ def numbers(record: Any) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(value, dtype=torch.float64) for name, value in found.items() if name != "whose"}
 
 
-@pytest.mark.parametrize("more", [{}, {"cohort": 3}, {"cohort": 3, "train": "all"}, {"aggregate": "median"}], ids=str)
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"cohort": 3}, {"cohort": 3, "train": "all"}, {"aggregate": "median"}, {"aggregate": WITHOUT_FARTHEST}],
+    ids=str,
+)
 def test_a_run_over_a_network_is_that_on_one_device(more: Any) -> None:
     method, plan = pac_pfl(), FederationPlan(rounds=4, seed=3, **more)
     same(list(engine.rounds(method, BATCH, plan)), played(player(method, BATCH, plan)))

@@ -29,8 +29,7 @@ from pacbayes_fl.models.likelihoods import Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.options import options_of
 from pacbayes_fl.results.rounds import RoundRecord
-from pacbayes_fl.server import robust
-from pacbayes_fl.server.robust import Aggregate, Rule
+from pacbayes_fl.server.aggregations import AGGREGATIONS, AggregationRule, Rule
 from tests.laws.cases import (
     VARIATIONAL,
     Case,
@@ -47,7 +46,8 @@ CLIENTS, WHO, ROUNDS = 8, 3, 6
 FACTOR = 1.5
 """Of the clean run's error, that honest clients' error stays within under every robust choice."""
 
-ROBUST: tuple[Aggregate, ...] = tuple(kind for kind in robust.AGGREGATES if kind != "mean")
+OWN = "tests.user_objects:WITHOUT_FARTHEST"
+ROBUST = (*(name for name, rule in AGGREGATIONS.known.items() if rule.robust), OWN)
 QUICK: dict[str, Any] = {"steps": 8, "rate": 0.05, "prior_rate": 0.05, "minibatch": 10, "particles": 2}
 
 
@@ -81,7 +81,7 @@ def cross_fitted(clients: int, d: int) -> CrossFitted:
 def steps(name: str) -> bool:
     """Say whether a method of the table has steps to join."""
     try:
-        case_of(name).build(1).check_robust("median")
+        case_of(name).build(1).check_robust(AGGREGATIONS["median"])
     except StudyError:
         return False
     return True
@@ -135,14 +135,14 @@ def test_every_method_has_steps_to_join_or_is_refused_by_name() -> None:
     assert refused == {name: not METHODS[name].federated for name in refused} and len(refused) >= 6
 
 
-@pytest.mark.parametrize("kind", robust.UNWEIGHTED)
+@pytest.mark.parametrize("kind", [name for name, rule in AGGREGATIONS.known.items() if not rule.weighted])
 @pytest.mark.parametrize("name", ["fedavg", "pfedbayes", "sfedbayes", "cfedbayes", "bpfed", "fedsi"])
-def test_rules_without_weights_ask_for_clients_that_weigh_alike(kind: Aggregate, name: str) -> None:
+def test_rules_without_weights_ask_for_clients_that_weigh_alike(kind: str, name: str) -> None:
     method = case_of(name, weighting="rows").build(1)
     with pytest.raises(StudyError, match=r"counts every client once, and weighting = 'rows'.*method.weighting"):
-        method.check_robust(kind)
-    method.check_robust("clipped")
-    method.check_robust("geometric-median")
+        method.check_robust(AGGREGATIONS[kind])
+    method.check_robust(AGGREGATIONS["clipped"])
+    method.check_robust(AGGREGATIONS["geometric-median"])
 
 
 def test_clusters_that_single_clients_found_are_refused() -> None:
@@ -169,7 +169,7 @@ class Plain(Rule):
 def test_with_the_mean_for_a_rule_a_round_is_the_plain_one_and_tells_the_same(case: Case) -> None:
     s = scene(case, 1)
     update, _ = s.method.client(s.message, s.clients, s.batch, s.noise(s.batch.ids))
-    joined = s.method.aggregated(s.message, update, Plain("median", 0))
+    joined = s.method.aggregated(s.message, update, Plain(AGGREGATIONS["median"], 0))
     plain = s.method.server(s.server, update, s.batch.clients)
     server = s.method.server(s.server, joined, s.batch.clients)
     assert_close(identified(s.method, server), identified(s.method, plain), 1e-9)
@@ -178,7 +178,7 @@ def test_with_the_mean_for_a_rule_a_round_is_the_plain_one_and_tells_the_same(ca
 
 
 @pytest.mark.parametrize(("case", "kind"), under(CASES, ("clipped", "trimmed", "multi-krum")), ids=str)
-def test_neither_chunks_nor_the_order_of_clients_nor_a_temperature_change_a_round(case: Case, kind: Aggregate) -> None:
+def test_neither_chunks_nor_the_order_of_clients_nor_a_temperature_change_a_round(case: Case, kind: str) -> None:
     s = scene(case, 1)
     plan = FederationPlan(rounds=3, seed=s.plan.seed, aggregate=kind)
 
@@ -186,7 +186,7 @@ def test_neither_chunks_nor_the_order_of_clients_nor_a_temperature_change_a_roun
         ((record, after),) = engine.rounds(method, batch, plan, FederationState(s.server, clients, 2))
         return record, identified(s.method, after.server)
 
-    if s.method.fewest_joined(5) < robust.fewest(kind, 1):
+    if s.method.fewest_joined(5) < AGGREGATIONS[kind].needs(1):
         with pytest.raises(StudyError, match="faulty needs 5 clients in a round, got 3"):
             third(s.method, s.batch, s.clients, plan)
         return
@@ -270,11 +270,11 @@ class Hostile:
         return tensors.where(his, lies, update), after
 
 
-def plan_of(kind: Aggregate, rounds: int = ROUNDS) -> FederationPlan:
+def plan_of(kind: str, rounds: int = ROUNDS) -> FederationPlan:
     return FederationPlan(rounds=rounds, seed=1, aggregate=kind)
 
 
-def play(case: Case, kind: Aggregate, fault: str | None, rounds: int = ROUNDS) -> list[tuple[RoundRecord, Any]]:
+def play(case: Case, kind: str, fault: str | None, rounds: int = ROUNDS) -> list[tuple[RoundRecord, Any]]:
     """Train with a client that sends something else, or without."""
     playing: Any = case.build(1) if fault is None else Hostile(case.build(1), fault)
     with warnings.catch_warnings():
@@ -303,7 +303,7 @@ def faults_of(pairs: list[tuple[Case, Any]]) -> list[tuple[Case, Any, tuple[str,
 
 @pytest.mark.parametrize(("case", "kind", "faults"), faults_of(under(ATTACKED, ROBUST, ("clipped", "median"))), ids=str)
 def test_no_client_decides_for_the_others_and_the_one_that_tries_is_named(
-    case: Case, kind: Aggregate, faults: tuple[str, ...]
+    case: Case, kind: str, faults: tuple[str, ...]
 ) -> None:
     clean = error(case, play(case, kind, None)[-1][1])
     assert clean <= 0.85 * error(case, federation_state.start(case.build(1), BATCH, plan_of(kind))), "nothing to lose"
@@ -316,9 +316,7 @@ def test_no_client_decides_for_the_others_and_the_one_that_tries_is_named(
 
 
 @pytest.mark.parametrize(("case", "kind"), under(ATTACKED, ("mean", "clipped", "multi-krum")), ids=str)
-def test_who_sends_no_numbers_or_a_weight_that_it_does_not_have_is_left_out_and_named(
-    case: Case, kind: Aggregate
-) -> None:
+def test_who_sends_no_numbers_or_a_weight_that_it_does_not_have_is_left_out_and_named(case: Case, kind: str) -> None:
     result = []
     for fault in DROPPED:
         ((record, state),) = play(case, kind, fault, 1)
@@ -345,3 +343,18 @@ def test_under_the_mean_the_guard_stops_the_run_and_names_the_offender(case: Cas
                 continue
         assert isinstance(case.build(1), MTL) and fault == "times -100"
         assert any(f"client {OFFENDER!r} sent a step" in str(one.message) for one in said)
+
+
+def test_a_rule_that_promises_nothing_is_guarded_as_the_mean_is() -> None:
+    half = AggregationRule("half", "half of the mean", lambda steps, weight, _: 0.5 * (weight / weight.sum()) @ steps)
+    playing: Any = Hostile(quick("fedavg").build(1), "times 1e6")
+    for rule, guarded in ((half, True), (replace(half, robust=True), False)):
+        plan = FederationPlan(rounds=2, seed=1, aggregate=rule, diverges_at=1e30 if rule.robust else 1e3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if not guarded:
+                assert list(engine.rounds(playing, BATCH, plan))[-1][0].steps.whose == OFFENDER  # type: ignore[union-attr]
+                continue
+            with pytest.raises(NumericalError, match=r"sent a step .* long") as stopped:
+                list(engine.rounds(playing, BATCH, plan))
+            assert stopped.value.client == OFFENDER

@@ -19,8 +19,6 @@ from scipy.stats import trim_mean
 from torch import Tensor
 
 from pacbayes_fl import tensors
-from pacbayes_fl.errors import StudyError
-from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.server import robust
 
 Rule = Callable[[Tensor, Tensor], Tensor]
@@ -278,22 +276,6 @@ def test_the_running_median_is_that_of_the_last_rounds() -> None:
         assert result == statistics.median_low(medians[-robust.WINDOW :])
     assert float(robust.running_median([1.0], torch.tensor([1e9]))) == 1.0
     assert float(robust.running_median([], torch.tensor([1e9, 1.0]))) == 1.0
-
-
-@pytest.mark.parametrize("multiple", [0.0, -1.0, math.nan, math.inf])
-def test_options_out_of_range_are_refused(multiple: float) -> None:
-    with pytest.raises(StudyError, match=f"clip_multiple must be positive and finite, got {multiple:g}"):
-        FederationPlan(aggregate="clipped", clip_multiple=multiple)
-    with pytest.raises(StudyError, match="faulty must be at least 0, got -1"):
-        FederationPlan(aggregate="trimmed", faulty=-1)
-    with pytest.raises(StudyError, match="aggregate must be one of 'clipped', 'mean', 'median'"):
-        FederationPlan(aggregate="krum")  # type: ignore[arg-type]
-    assert FederationPlan(aggregate="trimmed", faulty=0).suspects == 0 and FederationPlan().multiple == robust.MULTIPLE
-
-
-def test_a_rule_needs_more_honest_clients_than_others() -> None:
-    assert [robust.fewest(kind, 2) for kind in robust.AGGREGATES] == [1, 1, 5, 5, 7, 5]
-    assert robust.AGGREGATES[0] == "clipped", "what is offered first"
 
 
 def test_winsorised_sums_take_the_next_value_for_the_farthest() -> None:

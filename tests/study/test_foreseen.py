@@ -13,11 +13,12 @@ from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.foreseen import announce
+from pacbayes_fl.study.foreseen import announce, told_by_plan
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.run import train
 from tests.tiny import NUMBERS, on_csv, quick, rows, tiny, write_csv
 from tests.tiny_images import tiny_images, write_root
+from tests.user_objects import RULE, write
 
 SPLIT, FOLDS = ("report.certify.scheme=split",), ("report.certify.scheme=folds", "report.certify.folds=2")
 NETWORK = ("model={kind='vgg'}", *quick("pac-pfl-bnn"), "method.posterior=importance", "method.particles=1")
@@ -95,3 +96,12 @@ def test_a_study_that_reserves_no_rows_asks_for_no_certificates(
     study = of_file(tmp_path)
     announce(study, prepare(study, load(study))[0])
     assert not [one for one in recwarn if "certify" in str(one.message)]
+
+
+@pytest.mark.parametrize("clips", [True, False])
+def test_a_rule_of_ones_own_that_clips_tells_folds_of_each_other(clips: bool, tmp_path: Path) -> None:
+    path = write(tmp_path, "rule.py", RULE.replace("robust=True,", f"robust=True, clips={clips},"))
+    sets = ("report.certify.scheme=folds", "report.certify.folds=2", f"federation.aggregate={path}:RULE")
+    said = told_by_plan(tiny(*sets))
+    assert [f"aggregate = '{path}:RULE' ended steps in every fold" in text for text in said] == [True] * clips
+    assert not told_by_plan(tiny(*sets[1:]))

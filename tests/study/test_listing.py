@@ -9,6 +9,7 @@ from pacbayes_fl.posteriors.weights.families import FAMILIES
 from pacbayes_fl.privacy.kinds import MECHANISMS
 from pacbayes_fl.results.metrics import METRICS
 from pacbayes_fl.results.recorded import RECORDED
+from pacbayes_fl.server.aggregations import AGGREGATIONS
 from pacbayes_fl.study.listing import BUNDLED, listing
 from pacbayes_fl.study.models import KINDS
 
@@ -23,9 +24,9 @@ def test_listings_name_what_there_is() -> None:
     }
     for what, records in (
         *(("models", KINDS), ("partitions", PARTITIONS)),
-        *(("mechanisms", MECHANISMS), ("families", FAMILIES)),
+        *(("mechanisms", MECHANISMS), ("families", FAMILIES), ("aggregations", AGGREGATIONS)),
     ):
         assert dict(listing(what)) == {name: one.title for name, one in records.items()}
-    for what in (name for name in LISTED if name != "bounds"):  # which certify lists
+    for what in (name for name in LISTED if name not in ("bounds", "losses")):  # which certify lists
         assert all(text and "\n" not in text and "#" not in text for _, text in listing(what))
     assert dict(listing("studies"))["pv-ew-150"].endswith("test 1 July-30 August.")  # all of the comment

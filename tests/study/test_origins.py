@@ -16,7 +16,7 @@ from pacbayes_fl.study import origins
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.release import open_release, release
 from tests.tiny import TABLE, rows, tiny, write_csv
-from tests.user_objects import METHOD, METRIC, write
+from tests.user_objects import METHOD, METRIC, RULE, write
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +112,35 @@ def test_nothing_is_wrong_without_files_of_ones_own(tmp_path: Path) -> None:
     origins.check_folder(tmp_path)
     with pytest.raises(StudyError, match="there is no file"):
         origins.check({"a.py:A": {"file": str(tmp_path / "a.py"), "sha256": "0"}}, "run")
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train two rounds of FedAvg by a rule of one's own."""
+    folder = tmp_path_factory.mktemp("rule")
+    write(folder, "rule.py", RULE)
+    table = TABLE | {"method": {"name": "fedavg", "weighting": "uniform", "steps": 2}, "model": {"widths": [2]}}
+    table |= {"data": {"source": str(write_csv(folder / "rows.csv", rows()))}}
+    table["federation"] = {"aggregate": "rule.py:RULE", "rounds": 2, "checkpoint_every": 1}
+    (folder / "mine.toml").write_text(to_toml(table), encoding="utf-8")
+    assert main(["run", str(folder / "mine.toml"), "--out", str(folder / "run"), "--quiet"]) == 0
+    return folder
+
+
+def test_a_rule_of_aggregation_is_named_and_watched(joined: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run whose rule has changed does not go on, and the rule is not executed; put back, it does."""
+    file, sign = joined / "rule.py", joined / "executed"
+    (name,) = origins.used(Study.from_toml(joined / "run" / "study.toml"))
+    known = json.loads((joined / "run" / "environment.json").read_text())[origins.KEY]
+    assert name == f"{joined.resolve()}/rule.py:RULE"
+    assert known == {name: {"file": name[:-5], "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}}
+    go_on = ["run", str(joined / "mine.toml"), "--out", str(joined / "run"), "--resume", "--rounds", "3", "--quiet"]
+    predict = ["predict", str(joined / "run"), "--client", "existing_0", "--data", str(joined / "rows.csv"), "--quiet"]
+    file.write_text(RULE + f"open({str(sign)!r}, 'w').close()\n", encoding="utf-8")
+    try:
+        assert main(predict) == 1 and not sign.exists()
+        assert main(go_on) == 1
+    finally:
+        file.write_text(RULE, encoding="utf-8")
+    assert capsys.readouterr().err.count(f"{file.resolve()} has changed: SHA-256") == 2
+    assert main(predict) == 0 and main(go_on) == 0

@@ -114,6 +114,8 @@ def test_the_federation_is_that_of_its_plan_but_for_the_rounds() -> None:
     kind, word = get_args(part["rounds"].kind)  # a study may leave their number open
     assert kind is plan["rounds"].kind and get_args(word) == part["rounds"].names == ("held-out",)
     part["rounds"] = part["rounds"]._replace(kind=kind, names=())
+    assert part["aggregate"].kind is str, "a study says its name, and a program may give the rule itself"
+    part["aggregate"] = part["aggregate"]._replace(kind=plan["aggregate"].kind)
     for name in shared:
         assert part[name]._replace(default=plan[name].default) == plan[name]
         assert part[name].default == (400 if name == "rounds" else plan[name].default)

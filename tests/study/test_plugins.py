@@ -6,6 +6,7 @@ import csv
 import hashlib
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from pacbayes_fl.study.plugins import METHODS, METRICS
 from pacbayes_fl.study.run import open_run, run
 from tests import tiny_images
 from tests.tiny import TABLE
-from tests.user_objects import BOUND, METHOD, METRIC, MODEL, SOURCE, write
+from tests.user_objects import BOUND, LOSS, METHOD, METRIC, MODEL, RULE, SOURCE, write
 
 
 def table(**parts: Any) -> dict[str, Any]:
@@ -250,6 +251,118 @@ def test_a_source_and_a_bound_of_ones_own(tmp_path: Path, capsys: pytest.Capture
     assert "cannot be called 'catoni'" in capsys.readouterr().err
 
 
+def test_a_rule_of_ones_own_joins_steps_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the built-in one that it is; it is refused with what cannot go with it before anything is trained."""
+    path = write(tmp_path, "rule.py", RULE)
+    write(tmp_path, "median.py", MEDIAN)
+    few = {"name": "fedavg", "weighting": "uniform", "steps": 2}
+    given = {**TABLE["federation"], "rounds": 2, "aggregate": "rule.py:RULE"}
+    study = written(tmp_path, method=few, model={"widths": [2]}, federation=given)
+    assert main(["run", study, "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    assert open_run(tmp_path / "run").study.federation.aggregate == f"{path.resolve()}:RULE"
+    mine = run(Study.from_toml(study, [f"federation.aggregate={tmp_path}/median.py:MEDIAN"]))
+    built_in = run(Study.from_toml(study, ["federation.aggregate=median"]))
+    other = run(Study.from_toml(study, ["federation.aggregate=mean"]))
+    assert mine.clients == built_in.clients != other.clients
+    capsys.readouterr()
+    for sets, said in {
+        ("privacy.epsilon=5",): r"aggregate = '.*rule.py:RULE' is no sum of clipped steps",
+        ("method.weighting=rows",): r"aggregate = '.*rule.py:RULE' counts every client once",
+        ("federation.faulty=2",): r"'.*rule.py:RULE' with 2 faulty needs 5 clients in a round, got 4",
+        ("federation.aggregate=rule.py:NONE",): r"aggregate: .*rule.py has no 'NONE'",
+        ("federation.aggregate=rule.py:without_farthest",): r"must be a record .*AggregationRule, got",
+        ("method.name=scaffold",): r"aggregate = '.*rule.py:RULE' joins clients' steps",
+    }.items():
+        given_sets = [f"--set={one.replace('rule.py', str(path))}" for one in sets]
+        assert main(["run", study, *given_sets, "--out", str(tmp_path / "refused"), "--quiet"]) == 1
+        assert re.search(said, capsys.readouterr().err), sets
+        assert not (tmp_path / "refused" / "rounds.jsonl").exists()
+
+
+MEDIAN = """
+from pacbayes_fl.server import robust
+from pacbayes_fl.server.aggregations import AggregationRule
+
+MEDIAN = AggregationRule(
+    "the-median", "median of every coordinate", lambda steps, weight, faulty: robust.middle(steps), False, True
+)
+"""
+
+
+def test_a_rule_that_gives_no_step_ends_a_run_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = {**TABLE["federation"], "rounds": 2, "aggregate": "rule.py:RULE"}
+    few = {"name": "fedavg", "weighting": "uniform", "steps": 2}
+    study = written(tmp_path, method=few, model={"widths": [2]}, federation=given)
+    out = tmp_path / "run"
+    for wrong, said in {
+        "steps.mean(1)": r"rule.py:RULE' must give the step of the server, floating-point numbers \[\d+\], got \[4\]",
+        "steps[0] / 0": r"rule.py:RULE' gave \d+ of \d+ numbers that are not finite",
+        "steps[0] / {}": r"rule.py, line 10: TypeError: .*code that the study brings",
+    }.items():
+        kept = "return steps[far <= far.sort().values[kept - 1]].mean(0)"
+        write(tmp_path, "rule.py", RULE.replace(kept, f"return {wrong}"))
+        assert main(["run", study, "--out", str(out), "--quiet"]) == 1
+        assert re.search(said, capsys.readouterr().err), wrong
+        shutil.rmtree(out)
+
+
+def test_a_loss_of_ones_own_is_certified_and_counted_by_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its file is asked for when the run is certified, from wherever that is; a changed one is another request."""
+    out, path = tmp_path / "run", write(tmp_path, "mine.py", LOSS)
+    study = written(tmp_path, report={"certify": {"scheme": "split", "independent": True}})
+    assert main(["run", study, "--out", str(out), "--quiet"]) == 0
+
+    def certified(loss: str) -> dict[str, Any]:
+        capsys.readouterr()
+        assert main(["certify", str(out), "--loss", loss, "--json", "--quiet"]) == 0, capsys.readouterr().err
+        read: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return read
+
+    plain = certified(f"{path}:CappedAbsolute=3")
+    assert plain["risk"].startswith("absolute error capped at 3 of the Gibbs predictor")
+    assert (plain["low"], plain["high"]) == (0.0, 1.0)
+    assert plain["number"] == 1 and plain["labels"]["loss"]["file"] == str(path)
+    assert plain["labels"]["loss"]["class"] == "CappedAbsolute"
+    monkeypatch.chdir(tmp_path)
+    assert certified("mine.py:CappedAbsolute=3")["number"] == 1, "the same, from another folder"
+    assert certified("mine.py:CappedAbsolute=4")["number"] == 2
+    path.write_text(LOSS.replace("clamp_max(1.0)", "clamp_max(0.9)"))
+    changed = certified("mine.py:CappedAbsolute=3")
+    assert changed["number"] == 3 and changed["labels"]["loss"]["sha256"] != plain["labels"]["loss"]["sha256"]
+    lines = [json.loads(line) for line in (out / "certified.jsonl").read_text().splitlines()]
+    assert lines[0]["loss_sha256"] == plain["labels"]["loss"]["sha256"] and len(lines) == 3
+    assert main(["show", str(out)]) == 0, "tables are read without the loss"
+    path.unlink()
+    assert main(["show", str(out)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("high = 1.0", "high = 0.5", r"every value of the loss 'absolute error.*must lie in the range.*\[0, 0.5\]"),
+        ("high = 1.0", "high = float('inf')", "must be bounded"),
+        (".abs() / self", ".abs() / y.abs().max() / self", "must not depend on the others"),
+        ("return (((mean - y).square() + variance)", "return 0.1 * ((0.01 * (mean - y).square())", "the average over"),
+        ("    def expected", "    def averaged", "is not for real targets"),
+        ("low = 0.0", "", "must be a bounded loss or its class, with name, low, high, convex"),
+    ],
+)
+def test_losses_that_bound_nothing_are_refused(
+    old: str, new: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "mine.py", LOSS.replace(old, new))
+    study = written(tmp_path, report={"certify": {"scheme": "split", "independent": True}})
+    assert main(["run", study, "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["certify", str(tmp_path / "run"), "--loss", f"{tmp_path}/mine.py:CappedAbsolute", "--quiet"]) == 1
+    assert re.search(said, capsys.readouterr().err)
+    assert not (tmp_path / "run" / "certified.jsonl").exists(), "nobody has seen a number"
+
+
 PARTITION = """
 from pacbayes_fl.data.partition import Parts
 from pacbayes_fl.data.partitions import Partition, ShareOptions
@@ -401,8 +514,11 @@ def test_the_command_bound_takes_a_bound_of_ones_own(tmp_path: Path, capsys: pyt
 
 
 OWN = {"METHOD": "MeanTarget", "METRIC": "LARGEST", "MODEL": "NARROW", "SOURCE": "LINES", "BOUND": "MINE"}
+OWN |= {"LOSS": "NARROW", "LOSSES": "CappedAbsolute", "RULE": "RULE"}
 KNOWN = {"METHOD": METHOD, "METRIC": METRIC, "MODEL": MODEL, "SOURCE": SOURCE, "BOUND": BOUND}
+KNOWN |= {"LOSS": LOSS, "LOSSES": LOSS, "RULE": RULE}
 FAMILY = {"METHOD": "method", "METRIC": "metric", "MODEL": "kind of model", "SOURCE": "source of data"}
+FAMILY |= {"LOSSES": "loss", "RULE": "rule of aggregation"}
 
 
 @pytest.mark.parametrize("kind", [*OWN, "PARTITION", "MECHANISM"])
@@ -422,7 +538,7 @@ def test_what_packages_add_is_listed_described_and_taken_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     groups = {"models": (MODEL, "NARROW"), "partitions": (PARTITION, "BLOCKS"), "bounds": (BOUND, "MINE")}
-    groups["mechanisms"] = (MECHANISM, "MINE")
+    groups |= {"mechanisms": (MECHANISM, "MINE"), "losses": (LOSS, "CappedAbsolute"), "aggregations": (RULE, "RULE")}
     about = tmp_path / "a_package_of_all-1.0.dist-info"
     about.mkdir()
     write(about, "METADATA", "Metadata-Version: 2.1\nName: a-package-of-all\nVersion: 1.0\n")

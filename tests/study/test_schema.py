@@ -237,7 +237,9 @@ def test_references_to_objects_of_ones_own_are_accepted_where_studies_take_them(
     own |= {"data": {"source": "mine.py:SOURCE", "options": {"clients": 3}}}
     own |= {"methods": {"mine.py:Mine": {"method": {"anything": 4}}}}
     own |= {"privacy": {"epsilon": 1.0, "mechanism": "mine.py:NOISE", "subspace": 3, "directions": "mine.py:basis"}}
+    own |= {"federation": {"aggregate": "mine.py:RULE", "faulty": 1}}
     assert errors(own) == []
+    assert errors({"federation": {"aggregate": "krum"}})
     partition = {"data": {"source": "mnist", "options": {"partition": "mine.py:BLOCKS"}}, "method": {"name": "fedavg"}}
     assert errors(partition) == []
     for wrong in (

@@ -24,7 +24,7 @@ from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average, clusters
-from pacbayes_fl.server.robust import Aggregate, Rule
+from pacbayes_fl.server.aggregations import AggregationRule, Rule
 from pacbayes_fl.server.step import SERVER_STEP, Memoryless, ServerStep, State
 
 
@@ -191,13 +191,13 @@ class Clustered(PointEstimate[Centres, Centres, Client, Update]):
         """Refuse: clients may leave a cluster and others come, so that it is another one rounds later."""
         raise no_average(self, "a cluster is of other clients rounds later")
 
-    def check_rule(self, aggregate: Aggregate) -> None:
+    def check_rule(self, rule: AggregationRule) -> None:
         """Refuse a start from k-means over single clients' uploads, and sums in place of means."""
         if self.start == "uploads":
-            what = f"start = 'uploads' lets one client found a cluster, whatever aggregate = {aggregate!r} does"
+            what = f"start = 'uploads' lets one client found a cluster, whatever aggregate = {rule.name!r} does"
             raise StudyError(what, hint="method.start = 'random'")
         if self.averaging == "all":
-            what = f"averaging = 'all' sums the steps of members, and aggregate = {aggregate!r} joins them to one"
+            what = f"averaging = 'all' sums the steps of members, and aggregate = {rule.name!r} joins them to one"
             raise StudyError(what, hint="method.averaging = 'members'")
 
     def aggregated(self, message: Centres, update: Update, rule: Rule) -> Update:

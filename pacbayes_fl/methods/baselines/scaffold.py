@@ -22,7 +22,7 @@ from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import check, option
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average
-from pacbayes_fl.server.robust import Aggregate
+from pacbayes_fl.server.aggregations import AggregationRule
 from pacbayes_fl.server.step import SERVER_STEP, Memoryless, ServerStep, State
 
 
@@ -139,9 +139,9 @@ class Scaffold(PointEstimate[Server, Server, Client, Update]):
     def check_private(self) -> None:
         """Both steps are averaged with equal weights, so that one clip bounds them."""
 
-    def check_robust(self, aggregate: Aggregate) -> None:
+    def check_robust(self, rule: AggregationRule) -> None:
         """Refuse every rule: what bounds a step bounds no control variate, which stays in all steps that follow."""
-        what = f"aggregate = {aggregate!r} joins clients' steps, and those of SCAFFOLD send control variates that stay"
+        what = f"aggregate = {rule.name!r} joins clients' steps, and those of SCAFFOLD send control variates that stay"
         raise StudyError(what, hint="federation.aggregate = 'mean', or method.name = 'fedavg'")
 
     def from_release(self, message: Server, mean: Pair, clients: float) -> Update:

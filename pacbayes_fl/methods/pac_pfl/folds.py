@@ -23,7 +23,7 @@ from pacbayes_fl.methods.base import Method, Nothing, RefinedPosterior
 from pacbayes_fl.methods.pac_pfl.gp import FederatedSVGD, Message, Server
 from pacbayes_fl.noise import Noise, keys
 from pacbayes_fl.posteriors.predictive import Posterior
-from pacbayes_fl.server.robust import Aggregate, Rule
+from pacbayes_fl.server.aggregations import AggregationRule, Rule
 from pacbayes_fl.tensors import AnyTree
 
 
@@ -218,9 +218,9 @@ class CrossFitted(Method[Server, Message, Nothing, Update]):
         by_fold = tensors.tree_map(split, update.by_fold)
         return Update(by_fold._replace(weight=counts.to(sent)), self.weight(rows))
 
-    def check_robust(self, aggregate: Aggregate) -> None:
+    def check_robust(self, rule: AggregationRule) -> None:
         """As in the wrapped method."""
-        self.inner.check_robust(aggregate)
+        self.inner.check_robust(rule)
 
     def check_average(self) -> None:
         """As in the wrapped method."""

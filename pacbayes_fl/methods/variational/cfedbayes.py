@@ -42,7 +42,7 @@ from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.weights.mean_field import MeanField, initial_mean_field
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average, clusters
-from pacbayes_fl.server.robust import Aggregate, Rule
+from pacbayes_fl.server.aggregations import AggregationRule, Rule
 from pacbayes_fl.server.step import Memoryless, State
 from pacbayes_fl.tensors import AnyTree
 
@@ -212,10 +212,10 @@ class CFedBayes(Variational[Server, Client, Update]):
         """Refuse: clients may leave a cluster and others come, so that it is another one rounds later."""
         raise no_average(self, "a cluster is of other clients rounds later")
 
-    def check_rule(self, aggregate: Aggregate) -> None:
+    def check_rule(self, rule: AggregationRule) -> None:
         """Refuse a start from k-means over single clients' uploads."""
         if self.start == "uploads":
-            what = f"start = 'uploads' lets one client found a cluster, whatever aggregate = {aggregate!r} does"
+            what = f"start = 'uploads' lets one client found a cluster, whatever aggregate = {rule.name!r} does"
             raise StudyError(what, hint="method.start = 'random'")
 
     def aggregated(self, message: Server, update: Update, rule: Rule) -> Update:

@@ -18,6 +18,7 @@ from pacbayes_fl.methods.baselines.clustered import Centres, Client, Clustered, 
 from pacbayes_fl.methods.baselines.fedavg import FedAvg
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.server import clusters
+from pacbayes_fl.server.aggregations import AGGREGATIONS
 from tests.methods.by_hand import MODEL, SIZES
 from tests.methods.by_hand import clients as by_hand
 from tests.worlds import A, B, Quadratic, Round, descent, numbers, personal, quadratics, rounds
@@ -212,7 +213,7 @@ def test_a_client_that_failed_is_in_no_cluster() -> None:
 def test_what_clusters_cannot_do_is_refused(options: dict[str, Any], error: Any, words: str) -> None:
     method = ifca(**options)
     with pytest.raises(error, match=words):
-        method.check_private() if error is PrivacyError else method.check_robust("median")
+        method.check_private() if error is PrivacyError else method.check_robust(AGGREGATIONS["median"])
 
 
 def test_there_is_no_certificate() -> None:

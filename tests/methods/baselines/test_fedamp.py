@@ -17,6 +17,7 @@ from pacbayes_fl.methods.baselines.fedamp import Client, FedAMP, Server, Update
 from pacbayes_fl.methods.baselines.local import LocalOnly
 from pacbayes_fl.methods.baselines.mtl import MTL
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.server.aggregations import AGGREGATIONS
 from tests.methods.by_hand import MODEL, SIZES
 from tests.methods.by_hand import clients as by_hand
 from tests.worlds import A, B, Quadratic, descent, numbers, personal, quadratics, rounds
@@ -184,7 +185,7 @@ def test_weights_that_others_receive_have_no_private_release_no_aggregate_and_no
     with pytest.raises(PrivacyError, match="FedAMP has no private release: its clients send weights that other"):
         amp().to_release(last.server, last.update)
     with pytest.raises(StudyError, match="those of FedAMP send no steps"):
-        amp().check_robust("median")
+        amp().check_robust(AGGREGATIONS["median"])
     posterior = amp().personalise(last.server, last.clients, batch, Noise(0, 0, batch.ids))
     with pytest.raises(AssumptionError, match="FedAMP has no posterior over hypotheses"):
         amp().refine(posterior, batch, batch, Noise(0, 0, batch.ids))

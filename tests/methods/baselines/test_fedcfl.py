@@ -17,6 +17,7 @@ from pacbayes_fl.methods.baselines.clustered import Update
 from pacbayes_fl.methods.baselines.fedavg import FedAvg
 from pacbayes_fl.methods.baselines.fedcfl import FedCFL, Server
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.server.aggregations import AGGREGATIONS
 from tests.methods.by_hand import MODEL, SIZES
 from tests.methods.by_hand import clients as by_hand
 from tests.worlds import Quadratic, Round, descent, numbers, personal, quadratics, rounds
@@ -144,7 +145,7 @@ def test_steps_of_single_clients_have_no_private_release_and_no_robust_aggregate
     with pytest.raises(PrivacyError, match="FedCFL has no private release: its clients send steps"):
         two_groups().to_release(last.server, last.update)
     with pytest.raises(StudyError, match="those of FedCFL send no steps"):
-        two_groups().check_robust("median")
+        two_groups().check_robust(AGGREGATIONS["median"])
 
 
 def test_a_client_keeps_the_direction_of_its_step() -> None:

@@ -11,6 +11,7 @@ from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.methods.baselines.fedavg import FedAvg
 from pacbayes_fl.methods.baselines.scaffold import Pair, Scaffold, Server
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.server.aggregations import AGGREGATIONS
 from tests.methods.by_hand import MODEL
 from tests.worlds import START, A, B, Quadratic, Round, after, descent, numbers, quadratics, rounds
 
@@ -82,7 +83,7 @@ def test_a_client_without_rows_keeps_its_control() -> None:
 
 def test_rules_that_bound_steps_are_refused_as_control_variates_stay() -> None:
     with pytest.raises(StudyError, match="'clipped' joins clients' steps, and those of SCAFFOLD send control variates"):
-        Scaffold(MODEL).check_robust("clipped")
+        Scaffold(MODEL).check_robust(AGGREGATIONS["clipped"])
 
 
 @pytest.mark.parametrize("local", [LocalDescent(), LocalDescent(optimiser="sgd", momentum=0.5)])
