@@ -24,8 +24,15 @@ UNITS = {
 
 
 @pytest.fixture(autouse=True)
-def _drawn(rendered: None) -> None:
-    """Figures are what is tested here."""
+def _drawn(request: pytest.FixtureRequest) -> None:
+    """Figures are what is tested here, but for tests of which files there are."""
+    if "names_only" not in request.fixturenames:
+        request.getfixturevalue("rendered")
+
+
+@pytest.fixture
+def names_only() -> None:
+    """Write figures as their texts, as other tests do: each is made, and neither laid out nor rendered."""
 
 
 def _group(count: int, d: int, generator: torch.Generator) -> dict[str, Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -212,9 +211,9 @@ def test_every_table_has_its_files_and_they_are_the_same_each_time(tmp_path: Pat
     ]
     with matplotlib.rc_context({"axes.facecolor": "black", "font.size": 30}):
         settings = dict(matplotlib.rcParams)
-        again = save_certificates(tables, tmp_path / "again")
+        again = save_certificates(tables, tmp_path / "again", ["svg"])
         assert dict(matplotlib.rcParams) == settings
-    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written]
+    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written if path.suffix == ".svg"]
     with pytest.raises(StudyError, match="got bmpx"):
         save_certificates(tables, tmp_path, ["bmpx"])
 
@@ -223,14 +222,3 @@ def test_missing_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(PacBayesFLError, match=r"pip install 'pacbayes_fl\[plots\]'"):
         figure(table())
-
-
-def test_pyplot_is_not_touched() -> None:
-    code = (
-        "import sys; from pacbayes_fl.plots.certificates import figure; "
-        "from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun; "
-        "one = CertifiedClient('a', 'new', 1, 0.1, 0.2, 0.3, 0.4, 1); "
-        "figure(CertifiedRun('s', 'm', 1, 'b', 't', 'r', 0.0, 1.0, 0.1, (one,))); "
-        "sys.exit('matplotlib.pyplot' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -40,6 +40,7 @@ def test_classifiers_say_that_more_is_better(classes: Callable[..., Result]) -> 
     assert figure.axes[0].get_xlabel() == "accuracy, personal model; higher is better"
 
 
+@pytest.mark.usefixtures("names_only")
 def test_what_is_not_there_is_not_drawn(made: Callable[..., Result], tmp_path: Path) -> None:
     with pytest.raises(NothingToDrawError):
         interval_plot([])

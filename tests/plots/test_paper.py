@@ -25,9 +25,9 @@ from pacbayes_fl.plots import (
 from pacbayes_fl.results.records import Result
 
 
-def test_a_pdf_has_the_width_and_letters_that_are_text(result: Result, tmp_path: Path) -> None:
+def test_a_pdf_has_the_width_and_letters_that_are_text(made: Callable[..., Result], tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
-    paths = save_all(result, tmp_path / "x", ("pdf",), look=Look("paper", 3.25))
+    paths = save_all(made(existing=2, new=1), tmp_path / "x", ("pdf",), look=Look("paper", 3.25))
     assert {path.suffix for path in paths} == {".pdf"} and len(paths) > 3
     for path in paths:
         data = path.read_bytes()

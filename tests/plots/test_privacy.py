@@ -207,12 +207,17 @@ def test_a_comparison_with_a_private_run_has_the_figure(made: Maker, tmp_path: P
     written = save_joint(results, tmp_path / "one")
     names = [f"{name}.{ending}" for name in ("box_plots", "privacy_utility") for ending in ("png", "svg")]
     assert [path.name for path in written] == names
+    written = [path for path in written if path.suffix == ".svg"]
     with matplotlib.rc_context({"axes.facecolor": "black", "font.size": 30}):
         settings = dict(matplotlib.rcParams)
-        again = save_joint(results, tmp_path / "two")
+        again = save_joint(results, tmp_path / "two", ["svg"])
         assert dict(matplotlib.rcParams) == settings
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written]
-    assert [path.name for path in save_joint([made()], tmp_path / "three", ["png"])] == ["box_plots.png"]
+
+
+@pytest.mark.usefixtures("names_only")
+def test_a_comparison_without_a_private_run_has_none(made: Maker, tmp_path: Path) -> None:
+    assert [path.name for path in save_joint([made()], tmp_path, ["png"])] == ["box_plots.png"]
 
 
 def test_missing_matplotlib_says_what_to_install(made: Maker, monkeypatch: pytest.MonkeyPatch) -> None:

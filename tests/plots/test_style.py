@@ -39,9 +39,10 @@ def test_every_figure_is_written_and_the_same_each_time_whatever_the_user_s_sett
 ) -> None:
     assert set(REGRESSION) | set(CLASSIFICATION) == set(FIGURES)
     result = made(existing=2, new=1) if task == "regression" else classes(existing=2, new=1)
-    written = save_all(result, tmp_path / "figures")
+    endings = ("svg",) if task == "regression" else ("png", "svg")  # two formats of one drawing, once
+    written = save_all(result, tmp_path / "figures", *([endings] if task == "regression" else []))
     figures = REGRESSION if task == "regression" else CLASSIFICATION
-    names = [f"{name}.{ending}" for name in figures for ending in ("png", "svg")]
+    names = [f"{name}.{ending}" for name in figures for ending in endings]
     assert [path.relative_to(tmp_path / "figures").as_posix() for path in written] == names
     for path in written:
         assert path.read_bytes()[:5] == (b"\x89PNG\r" if path.suffix == ".png" else b"<?xml")
@@ -54,6 +55,7 @@ def test_every_figure_is_written_and_the_same_each_time_whatever_the_user_s_sett
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written if path.match(f"*.{ending}")]
 
 
+@pytest.mark.usefixtures("names_only")
 def test_figures_without_numbers_are_left_out(result: Result, tmp_path: Path) -> None:
     part = replace(result, predictions={}, rounds=())
     assert [path.name for path in save_all(part, tmp_path, ["png"])] == ["clients.png"]
@@ -65,6 +67,7 @@ def test_figures_without_numbers_are_left_out(result: Result, tmp_path: Path) ->
 PAIR = ["box_plots.png", "intervals.png"]  # of several methods
 
 
+@pytest.mark.usefixtures("names_only")
 def test_the_ablation_is_of_a_method_not_between_methods(
     made: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,11 +87,16 @@ def test_the_ablation_is_of_a_method_not_between_methods(
     assert drawn == [[("pac_pfl", 4), ("pac_pfl", 2)]]
 
 
+@pytest.mark.usefixtures("names_only")
+def test_classifiers_have_joint_figures_of_the_rounds(classes: Callable[..., Result], tmp_path: Path) -> None:
+    dense = [classes("fedavg", seed, existing=2, new=1) for seed in (1, 2)]
+    assert [path.name for path in save_joint(dense, tmp_path, ["png"])] == ["box_plots.png", "convergence.png"]
+
+
 def test_joint_figures_of_classifiers(classes: Callable[..., Result], tmp_path: Path) -> None:
     few = partial(classes, existing=2, new=1)
     dense = [few("fedavg", seed) for seed in (1, 2)]
     sparse = [few("sfedbayes", seed, kept=kept, level=kept) for kept in (0.25, 0.75) for seed in (1, 2)]
-    assert [path.name for path in save_joint(dense, tmp_path, ["png"])] == ["box_plots.png", "convergence.png"]
     files = save_joint([*dense, *sparse], tmp_path, ["svg"])
     assert [path.stem for path in files] == [*(Path(name).stem for name in PAIR), "convergence", "sparsity"]
     again = save_joint([*dense, *sparse], tmp_path / "again", ["svg"])
@@ -144,8 +152,12 @@ def test_importing_the_room_does_not_import_matplotlib_and_drawing_nothing_of_py
         "sys.path.insert(0, 'tests/plots'); from conftest import make_result; "
         "from conftest import make_classes; from pacbayes_fl import plots; "
         "of_classes = ('reliability', 'uncertainty'); "
-        "[draw((make_classes if name in of_classes else make_result)()) for name, draw in plots.FIGURES.items()]; "
-        "[draw([make_classes(kept=0.5)]) for draw in (plots.convergence_curves, plots.sparsity_curve)]; "
+        "from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun; "
+        "few = {'existing': 2, 'new': 1}; "
+        "[draw((make_classes if name in of_classes else make_result)(**few)) for name, draw in plots.FIGURES.items()]; "
+        "[draw([make_classes(kept=0.5, **few)]) for draw in (plots.convergence_curves, plots.sparsity_curve)]; "
+        "one = CertifiedClient('a', 'new', 1, 0.1, 0.2, 0.3, 0.4, 1); "
+        "plots.certificates.figure(CertifiedRun('s', 'm', 1, 'b', 't', 'r', 0.0, 1.0, 0.1, (one,))); "
         "sys.exit('matplotlib.pyplot' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

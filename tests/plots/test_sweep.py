@@ -85,6 +85,7 @@ def test_what_cannot_be_drawn_is_named(made: Maker) -> None:
         sweep_curve([varied(made(), 1), varied(made(), 2, "method.rate")])
 
 
+@pytest.mark.usefixtures("names_only")
 def test_a_comparison_that_varies_a_value_has_the_figure(made: Maker, tmp_path: Path) -> None:
     results = [varied(made(particles=count), count, "method.particles") for count in (1, 2)]
     assert [path.name for path in save_joint(results, tmp_path, ["png"])] == [
