@@ -568,7 +568,7 @@ def test_a_client_with_an_input_of_1e30_does_not_take_the_choice_from_all(tmp_pa
     ]
     data = {"source": str(write_csv(tmp_path / "rows.csv", table)), "scale": "none", "duplicate_rows": "allow"}
     given = {"data": data, "method": {"name": "pfedbayes", "trial_rounds": 2}, "federation": {"rounds": 2}}
-    study = Study.from_table(given, sets=["model.widths=[4]"])
+    study = Study.from_table(given, sets=["model.widths=[4]", "method.steps=4"])
     _, notes = choose(study, load(study))
     assert all(score is not None and math.isfinite(score) for score in notes["zeta"]["scores"].values())
     assert len({*notes["zeta"]["scores"].values()}) > 1
