@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -28,34 +27,38 @@ def commands() -> dict[str, argparse.ArgumentParser]:
     return {"": parser(), **action.choices}
 
 
-def arguments() -> Iterator[tuple[str, argparse.Action]]:
-    """Yield every argument of every command but --help."""
-    for command, sub in commands().items():
-        for action in sub._actions:
-            if not isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
-                yield command, action
+def arguments(command: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Return every argument of a command but --help."""
+    other = argparse._HelpAction | argparse._SubParsersAction
+    return [action for action in command._actions if not isinstance(action, other)]
+
+
+EACH = commands()
+each_command = pytest.mark.parametrize("command", EACH.values(), ids=EACH.keys())
 
 
 # help -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("command", "action"), [*arguments()], ids=lambda part: getattr(part, "dest", part))
-def test_every_argument_says_what_it_is(command: str, action: argparse.Action) -> None:
-    text = action.help or ""
-    words = re.findall(r"[A-Za-z]{2,}", text)
-    assert len(words) >= 3, "help must say more than a name"
-    assert set(word.lower() for word in words) - {action.dest, *action.dest.split("_"), "the", "of", "a"}
-    assert not text.endswith(".") and text == " ".join(text.split())
+@each_command
+def test_every_argument_says_what_it_is(command: argparse.ArgumentParser) -> None:
+    for action in arguments(command):
+        text = action.help or ""
+        words = re.findall(r"[A-Za-z]{2,}", text)
+        assert len(words) >= 3, f"help of {action.dest} must say more than a name"
+        assert set(word.lower() for word in words) - {action.dest, *action.dest.split("_"), "the", "of", "a"}, action
+        assert not text.endswith(".") and text == " ".join(text.split()), action
 
 
-@pytest.mark.parametrize(("command", "action"), [*arguments()], ids=lambda part: getattr(part, "dest", part))
-def test_what_is_not_given_has_a_value_that_help_says(command: str, action: argparse.Action) -> None:
+@each_command
+def test_what_is_not_given_has_a_value_that_help_says(command: argparse.ArgumentParser) -> None:
     """A number or a name by default stands in the help as it is, not as it was when the help was written."""
-    if action.default not in (None, False, "", [], (), argparse.SUPPRESS):
-        assert "%(default)s" in (action.help or "")
-    takes_value = action.option_strings and action.nargs != 0 and not action.required
-    if takes_value and (action.choices or action.default == ""):
-        assert "(default: " in (action.help or "")
+    for action in arguments(command):
+        if action.default not in (None, False, "", [], (), argparse.SUPPRESS):
+            assert "%(default)s" in (action.help or ""), action
+        takes_value = action.option_strings and action.nargs != 0 and not action.required
+        if takes_value and (action.choices or action.default == ""):
+            assert "(default: " in (action.help or ""), action
 
 
 def test_help_is_made_for_narrow_and_wide_terminals(
@@ -79,7 +82,7 @@ def test_clients_are_named_alike_everywhere(command: str) -> None:
     assert got.client == ["a,b", "c"] and parser().parse_args([command, "run", *data]).client == []
 
 
-@pytest.mark.parametrize("command", commands())
+@pytest.mark.parametrize("command", EACH)
 def test_every_example_is_a_command(command: str) -> None:
     sub = commands()[command]
     lines = sub.format_help().partition("\nexamples:\n")[2].splitlines()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, get_args
 
 import pytest
@@ -75,11 +75,23 @@ def test_differences_are_found_in_every_depth() -> None:
     assert set(differences(CentredHyperPrior(), CentredHyperPrior(0.5))) == {"std"}
 
 
-ALL = [(name, one) for name in NAMES for one in options_of(METHODS[name].options).values()]
-EVERY = pytest.mark.parametrize(("name", "one"), ALL, ids=[f"{name}-{one.name}" for name, one in ALL])
+def each_option(law: Callable[[str, Option], None]) -> Callable[[str], None]:
+    """Make one test a method of a law of every option, which names the option that breaks it."""
+
+    @pytest.mark.parametrize("name", NAMES)
+    def of_all(name: str) -> None:
+        for one in options_of(METHODS[name].options).values():
+            try:
+                law(name, one)
+            except BaseException as error:  # of pytest too, where no error is raised
+                error.add_note(f"the option {one.name} of {name}")
+                raise
+
+    of_all.__doc__ = law.__doc__
+    return of_all
 
 
-@EVERY
+@each_option
 def test_every_option_has_a_meaning_a_default_of_its_kind_and_a_range(name: str, one: Option) -> None:
     assert len(one.meaning.split()) >= 2 and "\n" not in one.meaning and "as in `" not in one.meaning
     if {int, float} & {one.kind, *get_args(one.kind)}:
@@ -92,7 +104,7 @@ def test_every_option_has_a_meaning_a_default_of_its_kind_and_a_range(name: str,
         assert str in (one.kind, *get_args(one.kind)) or one.default in one.names
 
 
-@EVERY
+@each_option
 def test_a_number_out_of_its_range_is_refused_by_name(name: str, one: Option) -> None:
     """In a study's table, and where a program builds the method: one range, two doors."""
     recipe, low = METHODS[name], one.range.low if one.range.above is None else one.range.above
@@ -124,7 +136,7 @@ def default_of(recipe: Recipe, field: str) -> Any:
     return recipe.variant.get(field) or factory()
 
 
-@EVERY
+@each_option
 def test_every_option_reaches_the_field_that_holds_it(name: str, one: Option) -> None:
     recipe = METHODS[name]
     paths = [path for path, placed in recipe.placed.items() if placed.name == one.name]
