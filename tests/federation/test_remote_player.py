@@ -58,7 +58,7 @@ def numbers(record: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     "more",
     [{}, {"cohort": 3}, {"cohort": 3, "train": "all"}, {"aggregate": "median"}, {"aggregate": WITHOUT_FARTHEST}],
-    ids=str,
+    ids=["mean", "cohort", "all train", "median", "one's own"],
 )
 def test_a_run_over_a_network_is_that_on_one_device(more: Any) -> None:
     method, plan = pac_pfl(), FederationPlan(rounds=4, seed=3, **more)
