@@ -8,19 +8,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from pacbayes_fl.methods.pac_pfl.gp import (
-    GP_SEARCH,
-    NETWORKS,
-    NOISE,
-    OWN_ROWS,
-    PRIOR,
-    RATE,
-    SCALE,
-    STDS,
-    STEPS,
-    TRIALS,
-    PacPFL,
-)
+from pacbayes_fl.methods.gp_choices import GP_SEARCH, NETWORKS, NOISE, OWN_ROWS, PRIOR, RATE, SCALE, STDS, STEPS, TRIALS
+from pacbayes_fl.methods.pac_pfl.gp import PacPFL
 from pacbayes_fl.methods.recipe import HELD_OUT, HeldOutChoice, MethodSummary, Recipe
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.posteriors.hyper_posterior import CentredFlatHyperPrior

@@ -18,8 +18,8 @@ from pacbayes_fl.inference.evidence import particle_scores
 from pacbayes_fl.inference.optim import adam, adam_init
 from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.baselines.centralised import CentralisedMethod, Rows, pool
+from pacbayes_fl.methods.gp_choices import GP_SEARCH, STDS, STEPS
 from pacbayes_fl.methods.options import Paper
-from pacbayes_fl.methods.pac_pfl.gp import GP_SEARCH, STDS, STEPS
 from pacbayes_fl.methods.recipe import MethodSummary, Recipe
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.noise import Noise

@@ -13,7 +13,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.baselines.centralised import CentralisedMethod, Rows, pool
 from pacbayes_fl.methods.baselines.local_method import LocalMethod
-from pacbayes_fl.methods.pac_pfl.gp import SCALE
+from pacbayes_fl.methods.gp_choices import SCALE
 from pacbayes_fl.methods.recipe import MethodSummary, Recipe
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.point import LinearPoint

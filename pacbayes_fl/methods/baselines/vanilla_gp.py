@@ -8,7 +8,7 @@ from typing import final
 import torch
 
 from pacbayes_fl.methods.baselines.local_gp import LocalGP, Start
-from pacbayes_fl.methods.pac_pfl.gp import GP_SEARCH, STDS, STEPS
+from pacbayes_fl.methods.gp_choices import GP_SEARCH, STDS, STEPS
 from pacbayes_fl.methods.recipe import MethodSummary, Recipe
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.options import check, option

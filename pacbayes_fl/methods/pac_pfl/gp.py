@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar, final
 
 import torch
@@ -35,18 +34,9 @@ from pacbayes_fl.inference import evidence
 from pacbayes_fl.inference.optim import Adam, adam, adam_init, sgd
 from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import Method, Nothing, RefinedPosterior
+from pacbayes_fl.methods.gp_choices import GP_SEARCH, NETWORKS, NOISE, OWN_ROWS, PRIOR, RATE, SCALE, STDS, STEPS, TRIALS
 from pacbayes_fl.methods.options import Paper, part
-from pacbayes_fl.methods.recipe import (
-    HELD_OUT,
-    Defaults,
-    HeldOutChoice,
-    LogUniform,
-    MethodSummary,
-    OneOf,
-    Recipe,
-    Search,
-    Trials,
-)
+from pacbayes_fl.methods.recipe import HELD_OUT, HeldOutChoice, LogUniform, MethodSummary, Recipe
 from pacbayes_fl.models.base import FunctionModel, default
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import OpenNames, check, option
@@ -192,16 +182,32 @@ class FederatedSVGD(Method[Server, Message, Nothing, Scores], Generic[Model, Sco
         return Message(server.particles)
 
     def server(self, server: Server, update: Scores, n_clients: int) -> Server:
-        """Move the particles along the SVGD direction (Algorithm 1, lines 7-11; eqs. 39-40)."""
+        """Move the particles along the SVGD direction (Algorithm 1, lines 7-11; eqs. 39-40), in units of `units`."""
         present = update.weight.sum().clamp_min(1.0).to(update.score.dtype)
         restored = (n_clients if self.cohort_scale == "sum" else 1.0) / present
         tau = gibbs_tau(self.lam or 0.0, self.beta or 0.0, n_clients, self.n2, self.v) if self.tau is None else self.tau
         hyper_posterior = HyperPosterior(server.particles, self.hyper_prior)
         score = hyper_posterior.score() + tau * restored * update.score.sum(0)
-        downhill = -svgd.direction(server.particles, score, self.bandwidth)
+        units = self.units(server.particles)
+        particles, moments = server.particles / units, server.adam
+        downhill = -svgd.direction(particles, score * units, self.bandwidth)
         if self.optimiser == "ascent":
-            return Server(sgd(server.particles, downhill, self.rate), server.adam)
-        return Server(*adam(server.particles, downhill, server.adam, self.rate))
+            particles = sgd(particles, downhill, self.rate)
+        else:
+            particles, moments = adam(particles, downhill, moments, self.rate)
+        return Server(particles * units, moments)
+
+    @default
+    def units(self, particles: Tensor) -> Tensor:
+        """Units in which particles move.
+
+        Args:
+            particles: phi [P, D].
+
+        Returns:
+            [D], or [] of all coordinates.
+        """
+        return particles.new_ones(())
 
     def client_deltas(self, message: Message, update: Scores) -> dict[str, Tensor]:
         """The score of all particles together [K, P, D]: one vector, so that one clip bounds it."""
@@ -278,10 +284,15 @@ class Update(NamedTuple):
 @final
 @dataclass(frozen=True)
 class PacPFL(FederatedSVGD[FunctionModel, Update]):
-    """The client's half, Algorithm 2, with Gaussian processes (eqs. 33-40); fields as in `FederatedSVGD`.
+    """The client's half, Algorithm 2, with Gaussian processes (eqs. 33-40); fields as in `FederatedSVGD`, and one more.
 
     The model is a prior over functions with hyper-parameters phi; a flat hyper-prior with one particle makes pFedGP.
     beta = m_i makes Z the marginal likelihood.
+
+    Args:
+        preconditioner: of SVGD and its optimiser. "none", as in the paper, takes steps of the same size for all
+            hyper-parameters; "spreads" takes them in phi / s, with the model's own spreads s (`FunctionModel.spreads`),
+            so that what may go far, such as an outputscale, does so in as many rounds as what may not.
 
     Example:
         >>> import torch
@@ -297,6 +308,20 @@ class PacPFL(FederatedSVGD[FunctionModel, Update]):
     """
 
     personal_messages: ClassVar[bool] = True
+
+    preconditioner: Literal["none", "spreads"] = option("none", paper=Paper("none", "Algorithm 1, eq. 39"))
+
+    def units(self, particles: Tensor) -> Tensor:
+        """Spreads of the model where it has some and they are asked for, else 1.
+
+        Args:
+            particles: phi [P, D].
+
+        Returns:
+            [D], or [] of all coordinates.
+        """
+        spreads = None if self.preconditioner == "none" else self.model.spreads()
+        return particles.new_ones(()) if spreads is None else spreads.prior.to(particles)
 
     def client(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:
         """Differentiate the log evidence of a minibatch by every particle (Algorithm 2)."""
@@ -358,54 +383,6 @@ class PacPFL(FederatedSVGD[FunctionModel, Update]):
         """Numbers per client: one covariance per particle."""
         rows = rows if self.minibatch is None else min(rows, self.minibatch)
         return self.particles * (self.model.footprint(rows) + self.model.dim)
-
-
-STDS, STEPS = LogUniform(0.05, 1.0), OneOf((50, 100, 200))
-GP_SEARCH: Search = MappingProxyType(
-    {
-        "method.rate": LogUniform(1e-3, 3e-2),
-        "model.mean_widths": OneOf(("zero", (), (8, 8), (16, 16), (32, 32))),
-        "model.kernel_widths": OneOf(((8, 8), (16, 16), (32, 32))),
-    }
-)
-"""What a search varies of every method on deep-kernel Gaussian processes, beside spreads and steps."""
-
-OWN_ROWS: Defaults = MappingProxyType(
-    {
-        "federation": MappingProxyType({"rounds": HELD_OUT}),
-        "data": MappingProxyType({"scale": HELD_OUT}),
-        "model": MappingProxyType({"residuals": "mixture", "noise_widths": HELD_OUT, "networks": HELD_OUT}),
-    }
-)
-"""Of rows for which nobody has tuned anything, those that a federation was not given say how long it may train, in what
-units, whether the noise depends on the inputs and whether networks say more than lines; residuals say what shape errors
-have."""
-
-RATE = HeldOutChoice("rate", (1e-2, 3e-3), by_default=False, clients=True)
-"""Of Adam."""
-
-SCALE = HeldOutChoice(
-    "scale", ("shrunk", "pooled", "client"), by_default=False, table="data", clients=True, rounds=10, better="most"
-)
-"""Of the columns: the first rounds say as much of it as the last ones, and whether a client stands out with it."""
-
-NOISE = HeldOutChoice(
-    "noise_widths", ("constant", (16,)), by_default=False, table="model", clients=True, rounds=10, better="clearly"
-)
-"""Whether it depends on the inputs: few rows show it in the first rounds, or not at all."""
-
-NETWORKS = HeldOutChoice(
-    "networks", (True, False), by_default=False, table="model", clients=True, better="clearly", whole=True
-)
-"""Of mean and kernel: particles average their random starts out, so that lines have to be clearly better."""
-
-TRIALS = Trials(50)
-PRIOR = (
-    HeldOutChoice("linear_kernel", (True, False), by_default=False, table="model", clients=True),
-    HeldOutChoice("client_inputs", ("none", "summaries"), by_default=False, table="data", clients=True),
-    HeldOutChoice("residuals", ("gaussian", "mixture"), after=True, by_default=False, table="model"),
-)
-"""What a study may leave open of the prior that every method on deep-kernel Gaussian processes learns."""
 
 
 def _rates(options: PacPFL) -> tuple[float, ...]:

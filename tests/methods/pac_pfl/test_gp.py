@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pacbayes_fl import tensors
 from pacbayes_fl.bounds.divergence import gp_posterior_kl
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.linear_start import LinearStart
 from pacbayes_fl.errors import AssumptionError, StudyError
 from pacbayes_fl.federation import engine, federation_state
 from pacbayes_fl.federation.plan import FederationPlan
@@ -27,7 +28,7 @@ from pacbayes_fl.models.functions.gpytorch_prior import GPyTorchPrior
 from pacbayes_fl.models.likelihoods import inverse_softplus
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior
-from pacbayes_fl.posteriors.hyper_posterior import FlatHyperPrior, GaussianHyperPrior, gibbs_tau
+from pacbayes_fl.posteriors.hyper_posterior import DiagonalHyperPrior, FlatHyperPrior, GaussianHyperPrior, gibbs_tau
 from tests.laws.cases import assert_close, bits, federation, plain
 
 Array = NDArray[Any]
@@ -193,6 +194,46 @@ def test_a_round_of_plain_ascent_is_equations_39_and_40(cohort_scale: Any) -> No
     after = engine.run_rounds(m, batch, plan).server.particles
     np.testing.assert_allclose(after, svgd_step(before, scores, rate), rtol=1e-10, atol=1e-12)
     assert np.abs(after.numpy() - before).max() > 1e-4
+
+
+def test_a_preconditioned_round_is_one_in_units_of_the_spreads() -> None:
+    batch, tau, rate = federation(3), 0.7, 1e-3
+    start = LinearStart(torch.tensor([0.4, -0.2, 0.1]).double(), 0.3, 0.5)
+    model = DeepKernelGP(3, (3,), (3,), linear=start)
+    spreads = model.spreads()
+    assert spreads is not None and spreads.prior.unique().numel() > 2
+    m = PacPFL(model, particles=3, tau=tau, rate=rate, optimiser="ascent", preconditioner="spreads")
+    server = m.init_server(torch.Generator().manual_seed(5))
+    update, _ = m.client(m.broadcast(server), Nothing(), batch, no_noise(batch))
+    before, units = server.particles.numpy(), spreads.prior.numpy()
+    prior = DiagonalHyperPrior(model.location(), 0.3 * spreads.prior, 0.3 * spreads.start)
+    scores = (prior.score(server.particles) + tau * update.score.sum(0)).numpy()
+    expected = svgd_step(before / units, scores * units, rate) * units
+    after = m.server(server, update, batch.clients).particles
+    np.testing.assert_allclose(after, expected, rtol=1e-10, atol=1e-12)
+    plain = replace(m, preconditioner="none").server(server, update, batch.clients).particles
+    assert (after - plain).abs().max() > 1e-4
+
+
+def test_a_preconditioned_step_of_adam_is_as_long_as_the_spread() -> None:
+    batch = federation(3)
+    start = LinearStart(torch.zeros(3).double(), 0.0, 0.5)
+    model = DeepKernelGP(3, (3,), (3,), linear=start)
+    m = PacPFL(model, particles=1, rate=0.01, preconditioner="spreads")
+    server = m.init_server(torch.Generator().manual_seed(5))
+    update, _ = m.client(m.broadcast(server), Nothing(), batch, no_noise(batch))
+    steps = (m.server(server, update, batch.clients).particles - server.particles).abs()
+    spreads = model.spreads()
+    assert spreads is not None
+    assert_close(steps.squeeze(0), 0.01 * spreads.prior, 1e-5)
+
+
+def test_without_spreads_nothing_is_preconditioned() -> None:
+    batch = federation(3)
+    runs = [method(3, preconditioner=one) for one in ("none", "spreads")]
+    assert runs[0].model.spreads() is None
+    first, second = (engine.run_rounds(m, batch, FederationPlan(rounds=3)).server for m in runs)
+    assert bits(first) == bits(second)
 
 
 def test_adam_sees_the_svgd_direction() -> None:
