@@ -145,7 +145,7 @@ def test_one_record_brings_a_metric_into_every_table_figure_label_and_list(
 # nowhere else ---------------------------------------------------------------------------------------------------
 
 # Names of losses that are no metrics' (`certify --loss nll` is told which bounded loss to take).
-_ALSO_LOSSES = ("pacbayes_fl/bounds/losses.py",)
+_ALSO_LOSSES = ("pacbayes_fl/bounds/loss_table.py",)
 _NAMES = {*METRICS, *(pattern.format(name) for name in METRICS for pattern in ("{}_raw", "_{}", ".{}"))} | {
     f"{model}.{name}" for model in MODELS for name in METRICS
 }

@@ -202,7 +202,7 @@ def test_a_resolved_study_reads_back_as_itself(name: str, preset: str, tmp_path:
 
 def test_a_resolved_study_implies_nothing() -> None:
     table = tiny().table()
-    fields = {"data": 30, "model": 16, "method": 18, "federation": 17, "report": 11, "privacy": 18, "deploy": 3}
+    fields = {"data": 30, "model": 16, "method": 19, "federation": 17, "report": 11, "privacy": 18, "deploy": 3}
     assert {part: len(table[part]) for part in fields} == fields
     assert set(table) == {"name", "seed", *fields}
     assert table["federation"]["cohort"] == "none"
