@@ -15,10 +15,10 @@ import functools
 import gc
 import logging
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import hypothesis
 import pytest
@@ -55,20 +55,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Keep GPUs from tests that do not ask for one: a process whose gradients ran on it cannot fork any more."""
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    for plugin in config.pluginmanager.get_plugins():
-        if type(plugin).__name__ == "WorkerInteractor":
-            plugin.sendevent = functools.partial(_send_less, plugin.sendevent)
-
-
-_INSTANT = 0.05  # seconds
-
-
-def _send_less(send: Callable[..., None], event: str, **given: Any) -> None:
-    """Tell xdist's first process nothing of fixtures that went well at once: it reads five messages a test else."""
-    report = given.get("data") if event == "testreport" else None
-    unasked = report is not None and report["when"] != "call" and report["outcome"] == "passed"
-    if event != "logstart" and not (unasked and report["duration"] < _INSTANT):
-        send(event, **given)
 
 
 def pytest_collection_finish() -> None:
