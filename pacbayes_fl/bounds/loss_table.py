@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, Final, cast
 
+from pacbayes_fl.bounds.checks import of_library
 from pacbayes_fl.bounds.losses import LOSSES, BoundedLoss, require_bounded
 from pacbayes_fl.errors import AssumptionError, shown
 from pacbayes_fl.plugins.references import anchored
@@ -56,7 +57,10 @@ def settings_of(name: str) -> Mapping[str, object]:
     Raises:
         AssumptionError: as `loss_named`.
     """
-    kind = _found(name)
+    return _settings(_found(name))
+
+
+def _settings(kind: LossMaker) -> Mapping[str, object]:
     if not isinstance(kind, type):
         return {}
     return {each.name: each.default for each in inspect.signature(kind).parameters.values()}
@@ -83,7 +87,8 @@ def loss_named(name: str, **settings: float) -> BoundedLoss:
         >>> loss_named("clipped-nll", p_min=1e-3)
         ClippedNLL(p_min=0.001)
     """
-    kind, known = _found(name), settings_of(name)
+    kind = _found(name)
+    known = _settings(kind)
     if idle := sorted(settings.keys() - known.keys()):
         hint = f"it has {', '.join(known)}" if known else "its range is that of an indicator"
         if not isinstance(kind, type):
@@ -122,7 +127,7 @@ def check_parts(loss: Any, said: str) -> None:
         raise AssumptionError(f"convex of {own} must be True or False, got {shown(loss.convex)}")
     require_bounded(loss)
     inherited = getattr(type(loss), "name", None) in [vars(kind)["name"] for kind in LOSSES.values()]
-    if type(loss) not in LOSSES.values() and inherited:
+    if inherited and not of_library(loss):
         what = f"{own} cannot be called {loss.name!r}, as a loss of the library is"
         raise AssumptionError(what, hint=f"give {type(loss).__name__} a name of its own, for certificates say it")
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import Field, replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
-from typing import Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from pacbayes_fl.errors import StudyError, shown
 from pacbayes_fl.options import Packaged
@@ -14,6 +15,29 @@ from pacbayes_fl.plugins.references import Loaded, Reference, load_file, load_mo
 from pacbayes_fl.settings import nearest
 
 Record = TypeVar("Record")
+
+
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+Named = TypeVar("Named", bound=_Dataclass)
+
+
+def under_its_name(kind: type[Named]) -> Callable[[object, ModuleType, str], Named | None]:
+    """Make an `OpenTable` take records of a kind that has a name.
+
+    Args:
+        kind: a dataclass with the field `name`.
+
+    Returns:
+        Gives such a record under the name by which its file is found again, whatever it calls itself; None of others.
+    """
+
+    def record(thing: object, module: ModuleType, name: str) -> Named | None:
+        return replace(thing, name=name) if isinstance(thing, kind) else None
+
+    return record
 
 
 class OpenTable(Mapping[str, Record], Generic[Record]):

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from types import ModuleType
+from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pacbayes_fl.options import by_name
-from pacbayes_fl.plugins.table import OpenTable
+from pacbayes_fl.plugins.table import OpenTable, under_its_name
 
 Account = Literal["gaussian", "laplace", "pure", "zcdp"]
 
@@ -195,16 +194,11 @@ _BUILT_IN: Final[Mapping[str, MechanismKind]] = by_name(
 )
 
 
-def _mechanism(thing: object, module: ModuleType, name: str) -> MechanismKind | None:
-    """Take a mechanism under the name by which its file is found again, whatever its record calls it."""
-    return replace(thing, name=name) if isinstance(thing, MechanismKind) else None
-
-
 MECHANISMS: Final = OpenTable(
     lambda: _BUILT_IN,
     "pacbayes_fl.mechanisms",
     "[privacy] mechanism",
     "a record pacbayes_fl.privacy.kinds.MechanismKind",
-    _mechanism,
+    under_its_name(MechanismKind),
 )
 """All of them by name or reference. A new one is one more record above; who brings one vouches for its account."""

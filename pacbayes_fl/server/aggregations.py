@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import ModuleType
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.errors import NumericalError, ShapeError, StudyError, shown
 from pacbayes_fl.options import by_name
-from pacbayes_fl.plugins.table import OpenTable
+from pacbayes_fl.plugins.table import OpenTable, under_its_name
 from pacbayes_fl.server import robust
 from pacbayes_fl.tensors import Tree
 
@@ -156,17 +155,12 @@ _BUILT_IN: Final[Mapping[str, AggregationRule]] = by_name(
 )
 
 
-def _aggregation(thing: object, module: ModuleType, name: str) -> AggregationRule | None:
-    """Take a rule under the name by which its file is found again, whatever its record calls it."""
-    return replace(thing, name=name) if isinstance(thing, AggregationRule) else None
-
-
 AGGREGATIONS: Final = OpenTable(
     lambda: _BUILT_IN,
     "pacbayes_fl.aggregations",
     "[federation] aggregate",
     "a record pacbayes_fl.server.aggregations.AggregationRule",
-    _aggregation,
+    under_its_name(AggregationRule),
 )
 """All of them by name or reference, the one that is offered first before others. A new one is one more record above."""
 

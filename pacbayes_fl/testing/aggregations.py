@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import StudyError, kinds_checked, shown
+from pacbayes_fl.errors import kinds_checked
 from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.plan import FederationPlan
@@ -24,8 +23,8 @@ from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.server import robust
 from pacbayes_fl.server.aggregations import MULTIPLE, AggregationRule, Rule
 from pacbayes_fl.testing import laws
-from pacbayes_fl.testing.check import broken_laws
-from pacbayes_fl.testing.scene import Scene, assert_close, played, strangers_of
+from pacbayes_fl.testing.check import require_kept, require_known
+from pacbayes_fl.testing.scene import Scene, assert_close, played, require, strangers_of
 
 _CLOSE: Final = 1e-9
 _SIZES: Final = ((1, 1), (2, 3), (3, 1), (4, 5), (7, 2), (12, 4))  # clients and coordinates
@@ -60,9 +59,8 @@ def check_aggregation(rule: AggregationRule, *, without: Collection[str] = ()) -
         ...     return 0.5 * (weight / weight.sum()) @ steps
         >>> check_aggregation(AggregationRule("half", "half of the mean", half))
     """
-    if unknown := [name for name in without if name not in AGGREGATION_LAWS]:
-        raise StudyError(f"no law is called {shown(unknown[0])}", hint=f"laws: {', '.join(AGGREGATION_LAWS)}")
-    broken_laws(rule.name, {name: partial(law, rule) for name, law in AGGREGATION_LAWS.items()}, without)
+    require_known(without, AGGREGATION_LAWS)
+    require_kept(rule.name, rule, AGGREGATION_LAWS, without)
 
 
 def _steps(clients: int, coordinates: int, seed: int = 0) -> Tensor:
@@ -91,15 +89,10 @@ def _joined(rule: AggregationRule, steps: Tensor, weight: Tensor, faulty: int, k
     return result
 
 
-def _require(holds: bool, what: str) -> None:
-    if not holds:
-        raise AssertionError(what)
-
-
 def _same(one: Tensor, other: Tensor, what: str) -> None:
     """Compare steps [D]: 1e-9, relative and absolute."""
     alike = torch.allclose(one, other, rtol=_CLOSE, atol=_CLOSE)
-    _require(alike, f"{what}, {one.tolist()} and not {other.tolist()}")
+    require(alike, f"{what}, {one.tolist()} and not {other.tolist()}")
 
 
 def step(rule: AggregationRule) -> None:
@@ -111,7 +104,7 @@ def step(rule: AggregationRule) -> None:
     for steps, weight in _cases(rule):
         for faulty in (0, 1, 2):
             result = _joined(rule, steps, weight, faulty)
-            _require(bool(result.isfinite().all()), f"of {len(steps)} clients come numbers that are not finite")
+            require(bool(result.isfinite().all()), f"of {len(steps)} clients come numbers that are not finite")
 
 
 def permutation(rule: AggregationRule) -> None:
@@ -139,8 +132,8 @@ def repeats(rule: AggregationRule) -> None:
     first = [_joined(rule, *one, 1) for one in every]
     again = [_joined(rule, *one, 1) for one in reversed(every)][::-1]
     for one, other in zip(first, again, strict=True):
-        _require(torch.equal(one, other), f"the same steps come to {one.tolist()} and then to {other.tolist()}")
-    _require(torch.equal(before, torch.random.get_rng_state()), "it draws from the global generator of torch")
+        require(torch.equal(one, other), f"the same steps come to {one.tolist()} and then to {other.tolist()}")
+    require(torch.equal(before, torch.random.get_rng_state()), "it draws from the global generator of torch")
 
 
 def weights(rule: AggregationRule) -> None:
@@ -175,7 +168,7 @@ def faulty(rule: AggregationRule) -> None:
                 result = _joined(rule, torch.cat((lies, honest)), torch.ones(n, dtype=torch.float64), f, known)
                 length = float(robust.norms(result.unsqueeze(0)))
                 what = f"{f} of {n} clients with steps of {way * far:g} take it to {length:.3g}, where those of honest"
-                _require(length <= _MOST * longest, f"{what} clients are at most {longest:.3g} long")
+                require(length <= _MOST * longest, f"{what} clients are at most {longest:.3g} long")
 
 
 def _scene(rule: AggregationRule) -> Scene:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 
@@ -22,6 +21,7 @@ from pacbayes_fl.testing.scene import CLASSES, federation, played, strangers_of
 
 _FEATURES: Final = 3
 _SEED: Final = 11
+Tried = TypeVar("Tried")
 
 
 class LawError(AssertionError):
@@ -73,8 +73,7 @@ def check_method(
         >>> from pacbayes_fl.testing import check_method
         >>> check_method(fl.FedProx, steps=2, mu=0.1)
     """
-    if unknown := [name for name in without if name not in LAWS]:
-        raise StudyError(f"no law is called {unknown[0]!r}", hint=f"laws: {', '.join(LAWS)}")
+    require_known(without, LAWS)
     made = _made(method, labels, options)
     batch = federation(_FEATURES, labels) if clients is None else clients
     name = type(made).__name__
@@ -87,14 +86,31 @@ def check_method(
         scene = played(made, batch, strangers_of(batch, classes), FederationPlan(rounds=2, seed=_SEED))
     except Exception as error:
         raise LawError(name, {"rounds": _said(error)}) from error
-    broken_laws(name, {law: partial(keeps, scene) for law, keeps in LAWS.items()}, without)
+    require_kept(name, scene, LAWS, without)
 
 
-def broken_laws(name: str, laws: Mapping[str, Callable[[], None]], without: Collection[str] = ()) -> None:
+def require_known(without: Collection[str], laws: Mapping[str, object]) -> None:
+    """Refuse to leave a law out that there is not.
+
+    Args:
+        without: names of laws that are left out.
+        laws: all of them.
+
+    Raises:
+        StudyError: naming the first that is no law.
+    """
+    if unknown := [name for name in without if name not in laws]:
+        raise StudyError(f"no law is called {shown(unknown[0])}", hint=f"laws: {', '.join(laws)}")
+
+
+def require_kept(
+    name: str, thing: Tried, laws: Mapping[str, Callable[[Tried], None]], without: Collection[str]
+) -> None:
     """Try laws one after another.
 
     Args:
         name: of what is to keep them.
+        thing: that which is.
         laws: each raises anything where it is broken.
         without: names of laws that are left out.
 
@@ -105,7 +121,7 @@ def broken_laws(name: str, laws: Mapping[str, Callable[[], None]], without: Coll
     for law, keeps in laws.items():
         if law not in without:
             try:
-                keeps()
+                keeps(thing)
             except Exception as error:  # whatever a user's code raises breaks the law
                 broken[law] = _said(error)
     if broken:

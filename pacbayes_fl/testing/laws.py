@@ -32,16 +32,12 @@ from pacbayes_fl.testing.scene import (
     bits,
     identified,
     numbers,
+    require,
     unchanged,
 )
 
 Law = Callable[[Scene], None]
 META: Final = torch.device("meta")
-
-
-def _require(holds: object, what: str) -> None:
-    if not holds:
-        raise AssertionError(what)
 
 
 # how clients are called ------------------------------------------------------------------------------------------
@@ -65,7 +61,7 @@ def round_keeps(scene: Scene, arrangements: Mapping[str, Arrangement] = ARRANGEM
     """
     s, k = scene, scene.batch.clients
     update, after = s.play(s.whole)
-    _require(tensors.finite(update).all(), "updates are not finite")
+    require(tensors.finite(update).all(), "updates are not finite")
     server = s.method.server(s.server, s.method.reduce(update), k)
     for name, arrangement in arrangements.items():
         with _called_as(name):
@@ -86,7 +82,7 @@ def _predicts_alike(scene: Scene, predict: Callable[[Part], object], arrangement
         with _called_as(name):
             for part in arrangement(scene.batch.clients):
                 alone = predict(part)
-                _require((alone is None) == (whole is None), "some calls predict, and others do not")
+                require((alone is None) == (whole is None), "some calls predict, and others do not")
                 if whole is not None:
                     assert_close(alone, tensors.select(whole, torch.tensor(part.positions)))
 
@@ -156,8 +152,8 @@ def seed(scene: Scene) -> None:
         scene: a federation after two rounds.
     """
     again = engine.run_rounds(scene.method, scene.batch, scene.plan)
-    _require(bits(again.server) == bits(scene.server), "two runs of one seed have different servers")
-    _require(bits(again.clients) == bits(scene.clients), "two runs of one seed have different clients")
+    require(bits(again.server) == bits(scene.server), "two runs of one seed have different servers")
+    require(bits(again.clients) == bits(scene.clients), "two runs of one seed have different clients")
 
 
 def inputs(scene: Scene) -> None:
@@ -177,7 +173,7 @@ def inputs(scene: Scene) -> None:
     s.method.personalise(s.message, s.clients, s.batch, s.noise(s.batch.ids, 0)).predict(s.batch.x)
     now = bits(given)
     changed = [name for name, content in before.items() if now[name] != content]
-    _require(not changed, f"changed in place: {', '.join(changed)}")
+    require(not changed, f"changed in place: {', '.join(changed)}")
 
 
 def leaves(scene: Scene) -> None:
@@ -189,17 +185,17 @@ def leaves(scene: Scene) -> None:
     s, k = scene, scene.batch.clients
     update, after = s.play(s.whole)
     for name, leaf in tensors.leaves({"update": update, "after": after}).items():
-        _require(leaf.shape[:1] == (k,), f"{name} must be [K={k}, *], got {list(leaf.shape)}")
+        require(leaf.shape[:1] == (k,), f"{name} must be [K={k}, *], got {list(leaf.shape)}")
     weight = tensors.leaves(update).get("weight")
-    _require(weight is not None, "an update must have a leaf weight [K]")
-    _require(weight is not None and weight.shape == (k,) and bool((weight > 0).all()), "weight must be [K], positive")
+    require(weight is not None, "an update must have a leaf weight [K]")
+    require(weight is not None and weight.shape == (k,) and bool((weight > 0).all()), "weight must be [K], positive")
     start = federation_state.start(s.method, s.batch, s.plan)
     for tree in (s.server, s.clients, start.server, start.clients):
         for name, leaf in tensors.leaves(tree).items():
-            _require(leaf.isfinite().all(), f"{name} is not finite")
+            require(leaf.isfinite().all(), f"{name} is not finite")
     shown = s.method.describe(s.clients)
     for name, leaf in shown.items():
-        _require(leaf.shape == (k,) and leaf.isfinite().all(), f"describe: {name} must be [K={k}] and finite")
+        require(leaf.shape == (k,) and leaf.isfinite().all(), f"describe: {name} must be [K={k}] and finite")
 
 
 def resume(scene: Scene) -> None:
@@ -219,10 +215,10 @@ def resume(scene: Scene) -> None:
         one.watch,
     )
     for tree, like in ((back.server, start.server), (back.clients, start.clients)):
-        _require(type(tree) is type(like), f"a state that was read back is a {type(tree).__name__}")
+        require(type(tree) is type(like), f"a state that was read back is a {type(tree).__name__}")
     ((_, again),) = engine.rounds(s.method, s.batch, s.plan, back)
-    _require(bits(again.server) == bits(s.server), "the server of a run that goes on is another")
-    _require(bits(again.clients) == bits(s.clients), "the clients of a run that goes on are others")
+    require(bits(again.server) == bits(s.server), "the server of a run that goes on is another")
+    require(bits(again.clients) == bits(s.clients), "the clients of a run that goes on are others")
 
 
 def remote(scene: Scene, clients: int = 3, cohort: int = 2) -> None:
@@ -244,15 +240,15 @@ def remote(scene: Scene, clients: int = 3, cohort: int = 2) -> None:
     rounds = engine.rounds(method, batch, plan), engine.play(player, begun)
     first = federation_state.start(method, batch, plan).clients
     for (record, state), (told, there) in zip(*rounds, strict=True):
-        _require(bits(there.server) == bits(state.server), "the server of rounds over a network is another")
+        require(bits(there.server) == bits(state.server), "the server of rounds over a network is another")
         for k, name in enumerate(batch.names):
             like, memory = tensors.select(first, positions[k : k + 1]), memories.load(name)
             kept = None if memory is None else memory.last
             own = like if kept is None else tensors.unleaves(like, kept.state)
             here = tensors.select(state.clients, positions[k : k + 1])
-            _require(bits(own) == bits(here), "what remote clients keep is something else")
+            require(bits(own) == bits(here), "what remote clients keep is something else")
         said, known = ({**one.values, "seconds": 0.0} for one in (told, record))
-        _require(replace(told, values=said) == replace(record, values=known), "the record of a round is another")
+        require(replace(told, values=said) == replace(record, values=known), "the record of a round is another")
 
 
 def failure(scene: Scene) -> None:
@@ -273,7 +269,7 @@ def failure(scene: Scene) -> None:
         ((record, state),) = engine.rounds(s.method, spoilt.batch, replace(s.plan, rounds=3), begun)
         looks = bits(spoilt.play(Part([at], unchanged))[0]) != bits(s.play(Part([at], unchanged))[0])
     dropped = (s.batch.names[at],) if looks else ()
-    _require(record.dropped == dropped, f"left out were {record.dropped}, not {dropped}")
+    require(record.dropped == dropped, f"left out were {record.dropped}, not {dropped}")
     others = [k for k in range(s.batch.clients) if k != at]
     update, after = s.play(Part(others, ClientBatch.trim) if looks else s.whole)
     expected = s.method.server(s.server, s.method.reduce(update), s.batch.clients)
@@ -296,9 +292,9 @@ def newcomers(scene: Scene) -> None:
 
     result = joined(new)
     for name, leaf in result.items():
-        _require(leaf.shape[:2] == new.y.shape, f"{name} must be {list(new.y.shape)}, got {list(leaf.shape)}")
-        _require(leaf.isfinite().all(), f"{name} of a new client is not finite")
-    _require((result["probs" if "probs" in result else "variance"] > 0).all(), "a new client is certain")
+        require(leaf.shape[:2] == new.y.shape, f"{name} must be {list(new.y.shape)}, got {list(leaf.shape)}")
+        require(leaf.isfinite().all(), f"{name} of a new client is not finite")
+    require((result["probs" if "probs" in result else "variance"] > 0).all(), "a new client is certain")
     alone = joined(new.select(torch.tensor([1])).trim())
     assert_close(alone, tensors.select(result, torch.tensor([1])))
 
@@ -321,7 +317,7 @@ class OneDevice(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at the devices, and go on."""
         devices = {leaf.device.type for leaf in _tensors((*args, *(kwargs or {}).values()))}
-        _require(len(devices) < 2, f"{func} of tensors on {' and '.join(sorted(devices))}")
+        require(len(devices) < 2, f"{func} of tensors on {' and '.join(sorted(devices))}")
         return func(*args, **(kwargs or {}))
 
 
@@ -380,7 +376,7 @@ def device(scene: Scene) -> None:
     if host_bound(scene.method) is not None:
         return
     for name, leaf in tensors.leaves(on_meta(scene.method, scene.batch, scene.plan.seed)).items():
-        _require(leaf.device.type == "meta", f"{name} is on {leaf.device}")
+        require(leaf.device.type == "meta", f"{name} is on {leaf.device}")
 
 
 def _federated(law: Law) -> Law:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -17,7 +16,8 @@ from pacbayes_fl.bounds.checks import ROUNDING, in_declared_range
 from pacbayes_fl.bounds.loss_table import check_parts
 from pacbayes_fl.certificates.fingerprint import fingerprint
 from pacbayes_fl.errors import StudyError, kinds_checked, shown
-from pacbayes_fl.testing.check import broken_laws
+from pacbayes_fl.testing.check import require_kept, require_known
+from pacbayes_fl.testing.scene import require
 
 LossLaw = Callable[[Any], None]
 
@@ -49,17 +49,11 @@ def check_loss(loss: BoundedLoss, *, without: Collection[str] = ()) -> None:
         >>> from pacbayes_fl.testing import check_loss
         >>> check_loss(ClippedSquare(4.0))
     """
-    if unknown := [name for name in without if name not in LOSS_LAWS]:
-        raise StudyError(f"no law is called {shown(unknown[0])}", hint=f"laws: {', '.join(LOSS_LAWS)}")
+    require_known(without, LOSS_LAWS)
     if isinstance(loss, type) or not callable(loss):
         what = "a class" if isinstance(loss, type) else f"{shown(loss)}, which cannot be called"
         raise StudyError(f"check_loss takes a loss of predictions and targets, got {what}", hint="such as MyLoss(2.0)")
-    broken_laws(type(loss).__name__, {name: partial(law, loss) for name, law in LOSS_LAWS.items()}, without)
-
-
-def _require(holds: object, what: str) -> None:
-    if not holds:
-        raise AssertionError(what)
+    require_kept(type(loss).__name__, loss, LOSS_LAWS, without)
 
 
 def _width(loss: BoundedLoss) -> float:
@@ -96,7 +90,7 @@ def _cases(loss: object) -> Iterator[tuple[Tensor, Tensor]]:
 def _values(loss: Any, prediction: Tensor, y: Tensor) -> Tensor:
     """Take the loss of rows [*], which are within its range, float64."""
     values = in_declared_range(loss, loss(prediction, y), torch.ones_like(y, dtype=torch.bool))
-    _require(bool(values.isfinite().all()), "it is no number where predictions and targets are finite")
+    require(bool(values.isfinite().all()), "it is no number where predictions and targets are finite")
     return values
 
 
@@ -134,7 +128,7 @@ def rows(loss: Any) -> None:
         for name, other in {"alone": alone, "in another order": backwards}.items():
             worst = int((other - together.flatten()).abs().argmax())
             one, same = together.flatten()[worst].item(), other[worst].item()
-            _require(abs(one - same) <= slack, f"the loss of a row is {one:g} among others and {same:g} {name}")
+            require(abs(one - same) <= slack, f"the loss of a row is {one:g} among others and {same:g} {name}")
 
 
 def repeats(loss: Any) -> None:
@@ -148,12 +142,12 @@ def repeats(loss: Any) -> None:
     given = [(prediction.clone(), y.clone()) for prediction, y in every]
     first = [_values(loss, *one) for one in every]
     again = [_values(loss, *one) for one in reversed(every)][::-1]
-    _require(all(map(torch.equal, first, again)), "the same predictions have another loss when they come again")
+    require(all(map(torch.equal, first, again)), "the same predictions have another loss when they come again")
     kept = [
         torch.equal(one, other) for pair in zip(every, given, strict=True) for one, other in zip(*pair, strict=True)
     ]
-    _require(all(kept), "it changes predictions or targets in place")
-    _require(torch.equal(before, torch.random.get_rng_state()), "it draws from the global generator of torch")
+    require(all(kept), "it changes predictions or targets in place")
+    require(torch.equal(before, torch.random.get_rng_state()), "it draws from the global generator of torch")
 
 
 def average(loss: Any) -> None:
@@ -176,7 +170,7 @@ def average(loss: Any) -> None:
         short = integral - got
         worst = int(short.argmax())
         what = f"`expected` at a mean of {mean[worst]:g} and a standard deviation of {std:g} is {got[worst]:g}, and the"
-        _require(
+        require(
             bool((short <= _INTEGRAL * _width(loss)).all()), f"{what} average over that Gaussian is {integral[worst]:g}"
         )
 
@@ -199,7 +193,7 @@ def convex(loss: Any) -> None:
             most = share * _values(loss, prediction, y) + (1.0 - share) * _values(loss, other, y)
             over = _values(loss, mixed, y) - most
             what = "its value at an average of two predictions is above the average of its values by"
-            _require(bool((over <= ROUNDING * _width(loss)).all()), f"{what} {over.max():.3g}")
+            require(bool((over <= ROUNDING * _width(loss)).all()), f"{what} {over.max():.3g}")
 
 
 def counted(loss: Any) -> None:
@@ -209,7 +203,7 @@ def counted(loss: Any) -> None:
         loss: any.
     """
     one, other = fingerprint(loss), fingerprint(copy.deepcopy(loss))
-    _require(one == other, "a copy of it counts as another loss: it holds something without a content of its own")
+    require(one == other, "a copy of it counts as another loss: it holds something without a content of its own")
 
 
 LOSS_LAWS: Final[Mapping[str, LossLaw]] = MappingProxyType(

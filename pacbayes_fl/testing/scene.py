@@ -241,6 +241,20 @@ def assert_close(actual: AnyTree, expected: AnyTree, tolerance: float = 1e-9) ->
         torch.testing.assert_close(leaf, other[name], rtol=slack, atol=slack, msg=partial("{}: {}".format, name))
 
 
+def require(holds: object, what: str) -> None:
+    """Ask that a law holds.
+
+    Args:
+        holds: whether it does.
+        what: what is wrong where it does not.
+
+    Raises:
+        AssertionError: saying so.
+    """
+    if not holds:
+        raise AssertionError(what)
+
+
 def identified(method: AnyMethod, server: AnyTree) -> AnyTree:
     """Blank what nothing holds: the last bias of a deep kernel's network under a flat hyper-prior.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -9,7 +10,7 @@ import pytest
 
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.plugins.references import read_again
-from pacbayes_fl.plugins.table import OpenTable
+from pacbayes_fl.plugins.table import OpenTable, under_its_name
 from tests.user_objects import write
 
 
@@ -44,3 +45,15 @@ def test_an_object_leads_to_the_table_of_its_kind(tmp_path: Path) -> None:
     assert {name: TABLE.leads_here(name) for name in asked} == asked
     with pytest.raises(StudyError, match="has no 'THREE'"):
         TABLE.leads_here(f"{path}:THREE")
+
+
+def test_a_record_is_taken_under_the_name_that_leads_to_it() -> None:
+    @dataclass(frozen=True)
+    class Named:
+        name: str
+        size: int
+
+    take = under_its_name(Named)
+    module = ModuleType("mine")
+    assert take(Named("own", 3), module, "mine.py:OWN") == Named("mine.py:OWN", 3)
+    assert take("own", module, "mine.py:OWN") is None and take(Named, module, "mine.py:Named") is None
