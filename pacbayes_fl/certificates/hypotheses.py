@@ -181,7 +181,7 @@ def _told(model: Any, prior: Any, sample: Any, kl: Any, by_label: bool) -> Hypot
         norms = [name for name, each in model.named_modules() if isinstance(each, _BatchNorm) and each.training]
         if norms:
             what = f"the layer {norms[0]!r} normalises by the rows that are predicted, so that no row is alone"
-            raise AssumptionError(what, hint="put its batch norms in evaluation mode: module.eval()")
+            raise AssumptionError(what, hint="batch norms alone in evaluation mode: layer.eval()")
 
     def draw(count: int, generator: torch.Generator) -> Iterator[Predict]:
         for _ in range(count):

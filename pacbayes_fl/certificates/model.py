@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -27,8 +28,11 @@ _MEASURED = ("risk", "variance", "kl", "n", "beta"), ("losses", "risk", "n")
 _AS_LABELS = "floats are numbers to be predicted; labels are whole numbers or words: rows=(inputs, targets.astype(int))"
 _TWO_SCORES = (
     "of one logit a row give two scores, torch.stack((torch.zeros_like(logit), logit), -1); in place of Bernoulli a"
-    " program observes Categorical(logits=...) of these"
+    " program observes Categorical(logits=...) of these; of numbers to be predicted targets.astype(float)"
 )
+_ASKED, _TOGETHER = 50, 5  # rows that a predictor is asked for again, and how many at a time
+_FAR = 1e-3
+"""Of a probability, or of the spread of numbers, by which predictions of one row are two; rounding moves them less."""
 
 
 def certify_model(
@@ -86,7 +90,8 @@ def certify_model(
 
     Raises:
         AssumptionError: when the divergence is not known or infinite, a prediction is NaN, the loss is for other
-            predictions or leaves the range that it declares, or the bound is for other models.
+            predictions or leaves the range that it declares, or the bound is for other models; when a predictor answers
+            a row by the rows beside it, or what `sample` or the model's calls should draw is always the same.
         ShapeError: when there are not as many targets as inputs, or no row.
 
     Example:
@@ -105,7 +110,8 @@ def certify_model(
     premises = Premises(_of_copies(provenance, repeats), independent, chosen, tried=tried)
     record = _bound_of(known, bound, chosen)
     each = _weighed(known, draws, torch.Generator().manual_seed(seed))
-    made = _measured(_each_loss(each, inputs, keys, y, chosen), repeats, chosen, known.draw is not None)
+    kind = _Kind(told=sample is not None or kl is not None, fixed=known.draw is None or sample is not None)
+    made = _measured(_each_loss(each, inputs, keys, y, chosen, kind), repeats, chosen, known.draw is not None)
     if record.fixed:
         return _of_fixed(record, made, repeats, delta, premises)
     numbers = {"risk": made.risk, "variance": made.variance, "kl": known.kl, "n": repeats.n.squeeze(0), "beta": beta}
@@ -178,6 +184,10 @@ def _checked(rows: tuple[Any, Any] | None, loss: BoundedLoss | str | None) -> tu
     """Take inputs and targets, and the loss of their task where none is given."""
     if rows is None:
         raise AssumptionError("rows must be given: inputs and targets that the prior has not seen")
+    if not isinstance(rows, tuple | list) or len(rows) != 2:
+        got = f"{len(rows)} of them" if isinstance(rows, tuple | list) else f"a {type(rows).__name__}"
+        what = f"rows must be two, inputs and targets, got {got}"
+        raise AssumptionError(what, hint="rows count alike, without weights; of a data set give both as arrays")
     if not hasattr(inputs := rows[0], "__len__") or hasattr(inputs, "toarray") or getattr(inputs, "is_sparse", False):
         what = f"the inputs in rows must be an array, a tensor or a list with a row each, got a {type(inputs).__name__}"
         raise AssumptionError(what, hint="inputs.toarray() or .to_dense() of a sparse table, list(inputs) of others")
@@ -185,6 +195,9 @@ def _checked(rows: tuple[Any, Any] | None, loss: BoundedLoss | str | None) -> tu
     if len(inputs) != len(targets) or not len(targets) or targets.ndim != 1:
         raise ShapeError(f"rows must be as many inputs as targets, got {len(inputs)} and targets {targets.shape}")
     labels = not np.issubdtype(targets.dtype, np.floating)
+    if not labels and (missing := np.isnan(targets)).any():
+        which = f"{int(missing.sum())} of {len(targets)} rows, row {int(missing.argmax())} first"
+        raise AssumptionError(f"targets must be numbers, got NaN in {which}", hint="leave such rows out")
     chosen = loss_of(loss) if isinstance(loss, str) else loss
     chosen = chosen or (ZeroOne() if labels else bounds.SaturatingSquare())
     numbers, own = hasattr(chosen, "expected"), not of_library(chosen)
@@ -259,21 +272,91 @@ def _of_copies(prior: Provenance, repeats: Repeats) -> Provenance:
     return replace(prior, rows=(prior.rows or int(times.sum())) + more)
 
 
+class _Kind(NamedTuple):
+    """What is not known of hypotheses but by what they say.
+
+    Args:
+        told: whether that they are drawn is the caller's word alone.
+        fixed: whether each is a predictor that says the same of a row at every call.
+    """
+
+    told: bool
+    fixed: bool
+
+
 def _each_loss(
-    each: Iterator[tuple[float, Predict]], inputs: Any, keys: list[object], y: Tensor, loss: Any
+    each: Iterator[tuple[float, Predict]], inputs: Any, keys: list[object], y: Tensor, loss: Any, kind: _Kind
 ) -> Iterator[tuple[float, Tensor]]:
-    """Yield weight and losses [n] of hypotheses; what one has done to the inputs is refused where others followed."""
-    count = 0
+    """Yield weight and losses [n] of hypotheses; refuse them by what they say of some rows, or one beside the other.
+
+    What one has done to the inputs is refused where others followed.
+    """
+    count, alike, parts = 0, kind.told, _parts(inputs)
+    first = torch.empty(0)
     for weight, one in each:
-        yield weight, _losses(one, inputs, y, loss)
+        said = _said(one, inputs, y)
+        first = said if not count else first
+        alike = alike and _is_fine(said, y) and torch.equal(said, first)
+        if kind.fixed and not count:
+            _require_rows_alone(one, inputs, parts, said, y)
+        yield weight, _losses(said, y, loss)
         count += 1
     if count > 1 and _keys(inputs) != keys:
         what = "a hypothesis changed the inputs that it was given, which those after it were given too"
         raise AssumptionError(what, hint="let each work on a copy, such as StandardScaler(copy=True)")
+    if count > 1 and alike:
+        what = f"a posterior must be drawn from, and all {count} draws of the model predict the same to the last digit"
+        hint = "layers that draw while training alone need module.train(), with dropout and batch norms in evaluation"
+        raise AssumptionError(what, hint=f"{hint} mode; leave sample and kl out of one predictor, which has no KL")
 
 
-def _losses(one: Predict, inputs: Any, y: Tensor, loss: Any) -> Tensor:
-    """Loss of one hypothesis on every row [n], float64."""
+def _is_fine(said: Tensor, y: Tensor) -> bool:
+    """Whether draws of weights cannot agree in what they say of all rows, as they can in labels."""
+    return said.dim() == 2 or y.is_floating_point()
+
+
+def _parts(inputs: Any) -> list[Any]:
+    """Copy a few rows at a time, before a predictor has changed any; none of a single row."""
+    rows, size = (inputs.iloc if hasattr(inputs, "iloc") else inputs), min(_TOGETHER, len(inputs) // 2)
+    parts = [rows[at : at + size] for at in range(0, min(_ASKED, len(inputs)) - size + 1, size)] if size else []
+    return [each.detach().clone() if isinstance(each, Tensor) else copy.deepcopy(each) for each in parts]
+
+
+def _require_rows_alone(one: Predict, inputs: Any, parts: list[Any], said: Tensor, y: Tensor) -> None:
+    """Refuse a predictor that says something else of the first rows when the others are not there.
+
+    Losses of such predictions are no independent draws, and there is no risk of a row that comes alone. Nothing is
+    found out of predictors of a number of rows of their own, such as of a table of predictions, or that draw.
+    """
+    if not parts:
+        return
+    size = len(parts[0])
+    try:
+        alone = torch.cat([_said(one, part, y[at * size : (at + 1) * size]) for at, part in enumerate(parts)])
+    except (AssumptionError, ShapeError, ValueError, TypeError, RuntimeError, IndexError):
+        return
+    if _differ(said[: len(alone)], alone) and not _differ(said, _said(one, inputs, y)):
+        what = (
+            f"a predictor must answer a row by itself, and this one answers rows otherwise when only {size} are there"
+        )
+        hint = "fit scalers and the like on other rows: scaler.transform in place of fit_transform; batch norms in eval"
+        raise AssumptionError(what, hint=f"{hint}uation mode")
+
+
+def _differ(said: Tensor, again: Tensor) -> bool:
+    """Whether predictions of the same rows differ by more than rounding, or a label at a tie."""
+    if said.shape != again.shape:
+        return False
+    if said.dim() == 2:
+        far = ((said.exp() - again.exp()).abs() > _FAR).any(1)
+    else:
+        one, other = said.double(), again.double()
+        far = (one - other).abs() > _FAR * one.std(correction=0) + 1e-5 * one.abs().max()
+    return int(far.sum()) > 1 + len(far) / 1000
+
+
+def _said(one: Predict, inputs: Any, y: Tensor) -> Tensor:
+    """Ask one hypothesis: log probabilities [n, C], labels [n] or numbers [n]."""
     try:
         said = outputs_of(one(inputs)).cpu()
     except (ValueError, AttributeError) as error:
@@ -297,12 +380,18 @@ def _losses(one: Predict, inputs: Any, y: Tensor, loss: Any) -> Tensor:
             f"predictions must be numbers, got NaN in {which}",
             hint="what is no number has no loss: see what the model makes of these inputs",
         )
-    if y.is_floating_point():
-        return row_by_row(loss, loss, torch.ones_like(y, dtype=torch.bool), said.double(), y)
-    if said.dim() == 1:
+    if said.dim() == 1 and not y.is_floating_point():
         if said.is_floating_point() and bool((said != said.round()).any()):
             what = f"scores of labels must be [n, C], got one number a row, such as {said[said != said.round()][0]:.3g}"
             raise ShapeError(what, hint=_TWO_SCORES)
+    return said
+
+
+def _losses(said: Tensor, y: Tensor, loss: Any) -> Tensor:
+    """Loss of one hypothesis on every row [n], float64."""
+    if y.is_floating_point():
+        return row_by_row(loss, loss, torch.ones_like(y, dtype=torch.bool), said.double(), y)
+    if said.dim() == 1:
         if not counts_errors(loss):
             raise AssumptionError(f"{loss.name} needs probabilities, and the model gives labels alone")
         return (said.long() != y).double()

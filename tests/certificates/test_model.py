@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyro
 import pytest
 import torch
@@ -17,6 +18,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from pacbayes_fl import certify_model
 from pacbayes_fl.bounds import (
@@ -159,10 +161,15 @@ def test_without_premises_it_says_why_it_is_no_certificate() -> None:
     assert not certify_model(model, rows=data(40, 1), tried=None, **FINE).valid
 
 
+DATASET = TensorDataset(torch.zeros(9, 2), torch.zeros(9))
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
         (lambda m: certify_model(m, **FINE), AssumptionError, "rows must be given"),
+        (lambda m: certify_model(m, rows=(*data(5), np.ones(5)), **FINE), AssumptionError, "rows must be two, .* 3 of"),
+        (lambda m: certify_model(m, rows=DATASET, **FINE), AssumptionError, "rows must be two, .* a TensorDataset"),
         (lambda m: certify_model(m, rows=(data(5)[0], [0]), **FINE), ShapeError, "as many inputs as targets"),
         (lambda m: certify_model(m, rows=(np.zeros((0, 2)), []), **FINE), ShapeError, "as many inputs"),
         (lambda m: certify_model(m, m, data(9), **FINE), AssumptionError, "how a LogisticRegression is drawn from"),
@@ -198,6 +205,10 @@ def guide(x: Any) -> None:
 def as_floats(n: int) -> tuple[Any, Any]:
     x, y = data(n)
     return x, y.astype(float)
+
+
+def nought(x: Any) -> Any:
+    return np.zeros(len(x))
 
 
 def net() -> nn.Module:
@@ -236,6 +247,11 @@ SPARSE = r"the inputs in rows must be an array, a tensor or a list with a row ea
         (refused(lambda x: 1.0), SCORES.format(r"\[\]")),
         (refused(guide, program, draws=3), ONE_LOGIT),
         (refused(net()), ONE_LOGIT),
+        (
+            refused(lambda x: 0.5 + x[:, 0]),
+            r"got one number a row, .*; of numbers to be predicted targets.astype\(float",
+        ),
+        (refused(nought, rows=(X, Y / Y)), r"targets must be numbers, got NaN in \d of 9 rows, row \d first \(leave"),
         (refused(LogisticRegression()), UNFITTED),
         (refused([LogisticRegression()]), UNFITTED),
         (refused(sample=lambda g: LogisticRegression(), kl=1.0), UNFITTED),
@@ -275,8 +291,9 @@ class OfLabels:
         return 5.0 * (scores.argmax(-1) != y).double()
 
 
-def nought(x: Any) -> Any:
-    return np.zeros(len(x))
+def near_nought(generator: torch.Generator) -> Any:
+    level = 1e-3 * torch.rand((), generator=generator).item()
+    return lambda x: np.full(len(x), level)
 
 
 @pytest.mark.parametrize("kind", ["one", "listed", "drawn"])
@@ -286,7 +303,7 @@ def test_a_loss_that_leaves_its_declared_range_is_refused_though_its_mean_does_n
 
     def certified(loss: Any) -> Any:
         if kind == "drawn":
-            return certify_model(nought, None, (x, y), loss, sample=lambda g: nought, kl=1.0, draws=9, **FINE)
+            return certify_model(nought, None, (x, y), loss, sample=near_nought, kl=1.0, draws=9, **FINE)
         return certify_model([nought] * (1 if kind == "one" else 2), None, (x, y), loss, **FINE)
 
     assert certified(Declared(1.0)).terms["risk"].item() == pytest.approx(0.01)
@@ -530,3 +547,106 @@ def test_a_loss_that_looks_at_other_rows_is_refused() -> None:
     for y in (x - 0.01 * x[::-1], x - 0.01 * x):
         with pytest.raises(AssumptionError, match=r"\(Ranked\) of a row must not depend on the others, got 0.98 amo"):
             certify_model(lambda x: x[:, 0], rows=(x[:, None], y), loss=Ranked(), **FINE)
+
+
+class Quiet(nn.Module):
+    """Weights N(mu, 1) in training, and their means in evaluation, as many layers have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = (nn.Parameter(0.1 * torch.randn(shape)) for shape in ((512, 100), (2, 512)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner, outer = (each + torch.randn_like(each) * self.training for each in (self.inner, self.outer))
+        return torch.relu(x @ inner.T) @ outer.T
+
+
+def test_a_posterior_that_is_not_drawn_from_is_refused() -> None:
+    """Its KL is that of noise that nobody drew: .19 was certified at a KL of .0004 of a network that guesses.
+
+    The signs of a network's scores stay when its weights shrink, and with them their divergence from N(0, 1).
+    """
+    torch.manual_seed(0)
+    x, y = torch.randn(150, 100), torch.randint(2, (150,))
+    network = Quiet().eval()
+    optimiser = torch.optim.Adam(network.parameters(), 1e-2)
+    for _ in range(60):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(network(x), y).backward()
+        optimiser.step()
+    with torch.no_grad():
+        _ = [each.mul_(1e-3) for each in network.parameters()]
+    kl = 0.5 * sum(each.square().sum().item() for each in network.parameters())
+    assert kl < 0.01 and (network(x).argmax(1) == y).double().mean() > 0.99  # of labels that are coins
+    told: dict[str, Any] = {"rows": (x, y), "kl": kl, "draws": 50, "source": "data-free", "independent": True}
+    said = "all 50 draws of the model predict the same to the last digit .*need module.train().*leave sample and kl out"
+    with pytest.raises(AssumptionError, match=said):
+        certify_model(network, **told)
+    with pytest.raises(AssumptionError, match=said):
+        certify_model(None, sample=lambda g: network, **told)
+    drawn = certify_model(network.train(), **told)
+    assert drawn.valid and drawn.terms["risk"].item() > 0.45
+    assert certify_model([network, network], **{**told, "kl": None}).valid  # a list is weighed, not drawn
+
+
+def test_draws_that_agree_in_their_labels_are_draws() -> None:
+    x, y = data(40)
+
+    def drawn(generator: torch.Generator) -> Any:
+        at = 1e-9 * torch.rand((), generator=generator).item()
+        return lambda x: (x[:, 0] > at).astype(int)
+
+    assert certify_model(None, sample=drawn, kl=1.0, draws=20, rows=(x, y), **FINE).valid
+
+
+@pytest.mark.parametrize("kind", ["numbers", "scores", "labels"])
+@pytest.mark.parametrize("how", ["one", "listed", "drawn", "network"])
+def test_a_predictor_that_looks_at_other_rows_is_refused(kind: str, how: str) -> None:
+    """It has no risk of a row that comes alone, of which this one says 0 whatever it is."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(200, 2))
+    norm = nn.BatchNorm1d(2, dtype=torch.float64)
+    targets = x[:, 0] if kind == "numbers" else (x[:, 0] > 0).astype(int)
+
+    def answered(x: Any) -> Any:
+        first = np.asarray(x)[:, 0]
+        return {"numbers": first, "scores": np.stack([-first, first], 1), "labels": (first > 0).astype(int)}[kind]
+
+    def within(x: Any) -> Any:
+        return answered(StandardScaler().fit_transform(x))
+
+    def normed(x: Any) -> Any:
+        with torch.no_grad():
+            return answered(norm(torch.as_tensor(x)))
+
+    def certified(one: Any) -> Any:
+        if how == "drawn":
+            parts = iter([one, lambda x: 2 * one(x), *[one] * 7])
+            given: dict[str, Any] = {"model": None, "sample": lambda g: next(parts), "kl": 1.0, "draws": 9}
+        else:
+            given = {"model": [one, one] if how == "listed" else one}
+        return certify_model(**given, rows=(x, targets), **FINE)
+
+    with pytest.raises(
+        AssumptionError, match="a predictor must answer a row by itself.*transform in place of fit_tran"
+    ):
+        certified(normed if how == "network" else within)
+    norm.eval()
+    assert certified(normed if how == "network" else answered).valid
+
+
+@pytest.mark.parametrize("kind", ["table", "noise", "wide", "frame"])
+def test_predictors_of_single_rows_are_taken_whatever_they_are(kind: str) -> None:
+    """Predictions that were made before, that draw noise by row, or that rounding moves with the number of rows."""
+    x, y = data(200)
+    stream, before = np.random.default_rng(0), np.where(np.arange(200) % 9, y, 1 - y)
+    fitted = LogisticRegression().fit(pd.DataFrame(x), y)
+    wide = nn.Sequential(nn.Linear(2, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 2))
+    model: Any = {
+        "table": lambda x: before,
+        "noise": lambda x: (x[:, 0] + stream.normal(size=len(x)) > 0).astype(int),
+        "wide": wide,
+        "frame": fitted,
+    }[kind]
+    frame = pd.DataFrame(x, index=np.linspace(0.0, 1.0, 200))
+    assert certify_model(model, rows=(frame if kind == "frame" else x, y), **FINE).valid
