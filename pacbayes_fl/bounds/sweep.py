@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,8 +85,7 @@ def sweep(
     axes = {
         name: tuple(map(float, each))
         for name, each in given.items()
-        if (isinstance(each, Sequence) and not isinstance(each, str))
-        or (isinstance(each, Tensor | np.ndarray) and each.ndim > 0)
+        if isinstance(each, Iterable) and not isinstance(each, str) and getattr(each, "ndim", 1) > 0
     }
     if empty := [name for name, values in axes.items() if not values]:
         raise AssumptionError(f"{', '.join(empty)} must have a value at least")

@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -124,10 +125,12 @@ def test_one_number_in_a_tensor_or_an_array_is_no_axis() -> None:
         assert torch.equal(sweep("seeger", n=one, **AT).values, plain)  # type: ignore[arg-type]
 
 
-def test_an_axis_may_be_an_array() -> None:
+def test_an_axis_may_be_whatever_gives_numbers() -> None:
     given: dict[str, Any] = {"risk": 0.03, "kl": 5.0, "delta": 0.05, "premises": FINE}
     listed, array = sweep("seeger", n=[10.0, 100.0], **given), sweep("seeger", n=np.array([10, 100]), **given)
     assert torch.equal(listed.values, array.values)
+    for axis in (pd.Series([10, 100], index=[5, 7]), (n for n in (10, 100)), {10: "few", 100: "many"}):
+        assert torch.equal(listed.values, sweep("seeger", n=axis, **given).values)  # type: ignore[arg-type]
 
 
 def test_rows_of_which_a_bound_does_not_fall_or_that_are_given_are_refused() -> None:

@@ -627,9 +627,7 @@ def test_a_predictor_that_looks_at_other_rows_is_refused(kind: str, how: str) ->
             given = {"model": [one, one] if how == "listed" else one}
         return certify_model(**given, rows=(x, targets), **FINE)
 
-    with pytest.raises(
-        AssumptionError, match="a predictor must answer a row by itself.*transform in place of fit_tran"
-    ):
+    with pytest.raises(AssumptionError, match=r"must answer a row by itself.*transform in place of fit_transform"):
         certified(normed if how == "network" else within)
     norm.eval()
     assert certified(normed if how == "network" else answered).valid
