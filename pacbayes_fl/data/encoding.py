@@ -36,12 +36,17 @@ def encoded(
         The table with the columns of x as models take them; NaN only where a value is missing and not filled in.
 
     Raises:
-        DataError: when a client has no value of a column that is to be filled in.
+        DataError: when a client has no value of a column that is to be filled in, or a column is named as one that is
+            made of the words of another.
 
     Warns:
         UserWarning: of words that are no category of the federation.
     """
     width, names = len(table.features), list[str]()
+    for feature in table.features:  # a run finds the columns of its features again by these names
+        if (column := layout.column_of(feature)) != feature:
+            what = f"column {feature!r} has a name as the columns have that are made of the words of {column!r}"
+            raise DataError(what, hint=f"rename it without '=', or leave it or {column!r} out of data.features")
     parts: dict[str, list[Tensor]] = {name: [] for name in table.clients}
     for j, feature in enumerate(table.features):
         if feature not in table.words:

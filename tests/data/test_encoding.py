@@ -40,6 +40,16 @@ def test_given_categories_and_those_of_a_run_count_in_their_order() -> None:
     assert result.features == made and result.clients["b"][0].tolist() == [[0, 1, 0, 4], [0, 1, 0, 5]]
 
 
+@pytest.mark.parametrize("name", ["roof=flat", "roof=2"])
+def test_a_column_named_as_one_that_is_made_of_words_is_refused(name: str) -> None:
+    """A run would take it for a word of its roof, and forecast with that in its place."""
+    own = Table(
+        {"a": (torch.zeros(2, 2).double(), torch.zeros(2))}, ("roof", name), None, (), words={"roof": ("flat", "steep")}
+    )
+    with pytest.raises(DataError, match=f"column '{name}' has a name as the columns .* words of 'roof' .rename it"):
+        encoded(own, {"a": torch.tensor([True, True])}, Layout(categorical=("roof",)))
+
+
 def test_medians_are_those_of_the_clients_own_training_rows() -> None:
     own = table(a=[[1, 1.0], [1, NAN], [1, 4.0], [1, 2.0], [1, 100.0]], b=[[1, NAN], [NAN, 7.0]])
     learned = {"a": torch.tensor([True] * 4 + [False]), "b": torch.tensor([True, True])}
