@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import platform
+import re
+import sys
+from collections.abc import Sequence
 from functools import partial
 from importlib import metadata
 from types import MappingProxyType, ModuleType
@@ -36,6 +39,7 @@ from pacbayes_fl.cli import (
 from pacbayes_fl.errors import one_line
 
 _PACKAGES: Final = ("torch", "gpytorch", "pyro-ppl")
+_NEGATIVE: Final = re.compile(r"-(\d+\.?\d*|\.\d+)[eE][+-]?\d+|-inf")
 _EVERYWHERE: Final = MappingProxyType(
     {
         "--quiet": "print results only: no progress, no warnings",
@@ -79,6 +83,10 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
         self.examples = examples
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Take "-1e6" behind an option for its value: Python 3.11 knows negative numbers without exponent alone."""
+        return super().parse_known_args(_with_numbers(sys.argv[1:] if args is None else args), namespace)
+
     def format_help(self) -> str:
         """Append the examples, one per line, to the help text."""
         return "\n  ".join([f"{super().format_help()}\nexamples:", *self.examples]) + "\n"
@@ -86,6 +94,18 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the usage error, and exit with 2."""
         super().error(one_line(message))
+
+
+def _with_numbers(arguments: Sequence[str]) -> list[str]:
+    """Write "--option=-1e6" for an option and the negative number behind it."""
+    result: list[str] = []
+    for argument in arguments:
+        option = result[-1] if result else ""
+        if _NEGATIVE.fullmatch(argument) and option.startswith("--") and option != "--" and "=" not in option:
+            result[-1] = f"{option}={argument}"
+        else:
+            result.append(argument)
+    return result
 
 
 class _Version(argparse.Action):

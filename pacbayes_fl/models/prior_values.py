@@ -61,10 +61,12 @@ class Spreads(NamedTuple):
     Args:
         prior: of the hyper-prior [D], positive.
         start: of the first particles [D].
+        units: how long steps of learning are beside one another [D], positive.
     """
 
     prior: Tensor
     start: Tensor
+    units: Tensor
 
 
 def squared_exponential(z: Tensor, other: Tensor) -> Tensor:

@@ -102,6 +102,20 @@ def test_a_command_line_leaves_nothing_to_the_next_in_its_process() -> None:
     assert vars(one.parse_args(plain)) == before
 
 
+@pytest.mark.parametrize("number", ["-1e6", "-2.5E+3", "-.5e-2", "-inf", "-7", "-0.25"])
+def test_a_negative_number_follows_its_option_as_any_other(number: str) -> None:
+    needed = ["--prior", "data-free", "--n", "1e3", "--delta", ".05"]
+    given = parser().parse_args(["bound", "disintegrated", "--log-ratio", number, *needed])
+    assert (given.log_ratio, given.prior, given.delta) == (float(number), "data-free", 0.05)
+
+
+def test_no_other_argument_is_taken_for_a_negative_number(capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong in (["--log-ratio", "--json"], ["--log-ratio", "-1e6", "-1e6"], ["--json", "--", "-1e6"]):
+        with pytest.raises(SystemExit):
+            parser().parse_args(["bound", "disintegrated", *wrong])
+    assert "expected one argument" in capsys.readouterr().err
+
+
 def test_wrong_usage_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     for given in (["list", "methods", "\x1b[31m\n\u202e"], ["\x1b[31m"], ["run", "x", "--seed", "\x1b[2J"]):
         with pytest.raises(SystemExit) as left:

@@ -213,6 +213,7 @@ def test_differences_from_the_paper() -> None:
     assert study({}).differences() == {
         "method.rate": (0.01, "held-out"),
         "method.optimiser": ("adam", "ascent"),
+        "method.preconditioner": ("model", "none"),
         "model.linear": ("ridge", "none"),
         "model.linear_kernel": (True, False),
         "federation.rounds": (400, 1000),

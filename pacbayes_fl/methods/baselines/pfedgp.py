@@ -25,7 +25,7 @@ RECIPE = Recipe(
         SCALE,
         NOISE,
         RATE,
-        NETWORKS._replace(better="mean", whole=False),  # a single random start deserves no margin
+        NETWORKS,
         *PRIOR,
     ),
     trials=TRIALS,

@@ -292,7 +292,8 @@ class PacPFL(FederatedSVGD[FunctionModel, Update]):
     Args:
         preconditioner: of SVGD and its optimiser. "none", as in the paper, takes steps of the same size for all
             hyper-parameters; "spreads" takes them in phi / s, with the model's own spreads s (`FunctionModel.spreads`),
-            so that what may go far, such as an outputscale, does so in as many rounds as what may not.
+            so that what may go far, such as an outputscale, does so in as many rounds as what may not; "model" leaves
+            it to the model: its own prior takes these without networks, and steps of the same size with them.
 
     Example:
         >>> import torch
@@ -309,10 +310,10 @@ class PacPFL(FederatedSVGD[FunctionModel, Update]):
 
     personal_messages: ClassVar[bool] = True
 
-    preconditioner: Literal["none", "spreads"] = option("none", paper=Paper("none", "Algorithm 1, eq. 39"))
+    preconditioner: Literal["model", "none", "spreads"] = option("model", paper=Paper("none", "Algorithm 1, eq. 39"))
 
     def units(self, particles: Tensor) -> Tensor:
-        """Spreads of the model where it has some and they are asked for, else 1.
+        """The model's units or spreads, where it has some and they are asked for, else 1.
 
         Args:
             particles: phi [P, D].
@@ -321,7 +322,9 @@ class PacPFL(FederatedSVGD[FunctionModel, Update]):
             [D], or [] of all coordinates.
         """
         spreads = None if self.preconditioner == "none" else self.model.spreads()
-        return particles.new_ones(()) if spreads is None else spreads.prior.to(particles)
+        if spreads is None:
+            return particles.new_ones(())
+        return (spreads.units if self.preconditioner == "model" else spreads.prior).to(particles)
 
     def client(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:
         """Differentiate the log evidence of a minibatch by every particle (Algorithm 2)."""
@@ -408,7 +411,7 @@ RECIPE = Recipe(
         HeldOutChoice("tau", (1.0, 0.3, 0.1), by_default=False, clients=True),
         RATE._replace(values=_rates),
         HeldOutChoice("bandwidth", ("off-diagonal", "independent"), by_default=False, clients=True),
-        NETWORKS,
+        NETWORKS._replace(whole=True),
         *PRIOR,
     ),
     trials=TRIALS,

@@ -1,23 +1,22 @@
-"""The paper's prior: deep mean and deep kernel, as GPyTorch modules and, beside them, with the gradient written out."""
+"""The paper's prior, of GPyTorch modules (`deep_parts`) and, beside them, with the gradient written out."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Literal, final
+from typing import Final, Literal, NamedTuple, final
 
 import torch
-from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
-from gpytorch.likelihoods import Likelihood
-from gpytorch.means import Mean, ZeroMean
-from torch import Tensor, nn
-from torch.distributions import Normal
+from gpytorch.kernels import RBFKernel
+from gpytorch.means import ZeroMean
+from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import softplus
 
 from pacbayes_fl.data.linear_start import LinearStart
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.models.base import FunctionModel
+from pacbayes_fl.models.functions.deep_parts import DeepKernel, DeepMean, DeepNoise, Scaled, linear_term
 from pacbayes_fl.models.functions.gpytorch_prior import GPyTorchPrior
 from pacbayes_fl.models.functions.networks import (
     BatchedMLP,
@@ -48,120 +47,23 @@ _LENGTHSCALE: Final = ("kernel.base.raw_lengthscale", "kernel.base.base_kernel.r
 _RAW_NOISE: Final = ("raw_noise", "likelihood.raw_noise")  # without a noise network, and with one
 _STD: Final = 0.3  # of the default hyper-prior, to which spreads are relative
 _OUTPUT: Final = 0.01  # of the last layer of a network beside a start
-_OUTPUTSCALE: Final = math.exp(-2.0)  # beside a linear model
 _DOF: Final = 4.0  # of Student-t noise at the start
-_SLOPES: Final = 0.1  # standard deviation of clients' own slopes at the start
 
 
-class DeepMean(Mean):
-    """Network mean m(x) (PAC-PFL section 8.3.2), with a linear term w' x + b beside the network if it is asked for.
-
-    Args:
-        input_dim: number of input features, d.
-        widths: hidden units of the network; None for no network.
-        linear: whether there is a linear term.
-    """
-
-    def __init__(self, input_dim: int, widths: Sequence[int] | None, linear: bool = False) -> None:
-        """Make the network, and the coefficients (w, b) [d + 1]."""
-        super().__init__()
-        self.linear = nn.Parameter(torch.zeros(input_dim + 1, dtype=torch.float64)) if linear else None
-        self.network = None if widths is None else BatchedMLP((input_dim, *widths, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Mean at inputs.
-
-        Args:
-            x: [*, N, d].
-
-        Returns:
-            [*, N].
-        """
-        mean: Tensor = x.new_zeros(x.shape[:-1]) if self.network is None else self.network(x).squeeze(-1)
-        return mean if self.linear is None else mean + _linear(self.linear.unsqueeze(-2), x).squeeze(-2)
-
-
-class DeepKernel(Kernel):
-    """Kernel on a network's features, k(x, x') = k_base(f(x), f(x')) (PAC-PFL section 8.3.2; Wilson et al. 2016).
-
-    A linear kernel beside it, s^2 (x' x + 1), gives clients slopes of their own (Rasmussen and Williams, section 2.1).
+class _Own(NamedTuple):
+    """Where what clients have of their own starts.
 
     Args:
-        sizes: numbers of units from d inputs to the features; None for the same feature of all inputs.
-        base: kernel on the features.
-        linear: whether there is a linear kernel.
+        outputscale: variance beside a linear model.
+        slopes: standard deviation of slopes.
     """
 
-    def __init__(self, sizes: Sequence[int] | None, base: Kernel, linear: bool = False) -> None:
-        """Make the network, and the standard deviation of slopes s."""
-        super().__init__()
-        self.slope_std = nn.Parameter(torch.zeros((), dtype=torch.float64)) if linear else None
-        self.network = None if sizes is None else BatchedMLP(sizes)
-        self.base = base
-
-    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **_: object) -> Tensor:
-        """Covariance between inputs.
-
-        Args:
-            x1: [*, N, d].
-            x2: [*, M, d].
-            diag: give the diagonal only.
-            **_: GPyTorch's other options, which do not matter here.
-
-        Returns:
-            [*, N, M], or [*, N] with `diag`.
-        """
-        kernel = self.base(self._features(x1), self._features(x2), diag=diag)
-        dense: Tensor = kernel if diag else kernel.to_dense()
-        if self.slope_std is None:
-            return dense
-        products = (x1 * x2).sum(-1) if diag else (x1 @ x2.mT)
-        return dense + self.slope_std.square().view(*self.slope_std.shape, *[1] * (1 if diag else 2)) * (products + 1.0)
-
-    def _features(self, x: Tensor) -> Tensor:
-        features: Tensor = torch.zeros_like(x[..., :1]) if self.network is None else self.network(x)
-        return features
+    outputscale: float
+    slopes: float
 
 
-class DeepNoise(Likelihood):
-    """Noise whose size a network reads off the input, y ~ N(f(x), s(x)^2) with s(x) = softplus(r + g(x)).
-
-    With degrees of freedom it is Student-t around f, y ~ t_nu(f(x), s(x)^2); what is said here is then the normal
-    distribution of a row whose scale is 1, to which `posteriors.functions.student_noise` gives scales.
-
-    Args:
-        sizes: numbers of units of the network g from d inputs to 1; None for g = 0.
-        std: s where g is 0, in units of y.
-        dof: degrees of freedom that learning starts from; None where they are not learned.
-    """
-
-    def __init__(self, sizes: Sequence[int] | None, std: float, dof: float | None = None) -> None:
-        """Make r, the raw degrees of freedom and the network."""
-        super().__init__()
-        self.raw_noise = nn.Parameter(torch.tensor(inverse_softplus(std), dtype=torch.float64))
-        raw_dof = None if dof is None else torch.tensor(math.log(dof - 2.0), dtype=torch.float64)
-        self.raw_dof = None if raw_dof is None else nn.Parameter(raw_dof)
-        self.network = None if sizes is None else BatchedMLP(sizes)
-
-    def forward(self, function_samples: Tensor, x: Tensor) -> Normal:
-        """Distribution of targets.
-
-        Args:
-            function_samples: f(x) [*, N], in units of y.
-            x: [*, N, d].
-
-        Returns:
-            Normal [*, N].
-        """
-        raw = self.raw_noise.unsqueeze(-1)
-        raw = raw.expand(*raw.shape[:-1], x.shape[-2]) if self.network is None else raw + self.network(x).squeeze(-1)
-        return Normal(function_samples, gaussian_noise(raw).sqrt(), validate_args=False)  # it would stop a GPU
-
-
-class _Scaled(ScaleKernel):
-    """GPyTorch's kernel with a variance of its own, of one process: its shape need not be asked of torch (sympy)."""
-
-    batch_shape = torch.Size()
+_BESIDE_NETWORKS: Final = _Own(math.exp(-2.0), 0.1)
+_BESIDE_LINES: Final = _Own(math.exp(-4.0), 0.05)
 
 
 @final
@@ -175,7 +77,8 @@ class DeepKernelGP(FunctionModel):
     Learning may start at a linear model of all clients' rows: the mean gets a term w' x + b, the hyper-prior is centred
     there, w ~ N(w_0, (std / 3)^2 I) and the noise at what that model leaves, the outputscale is learned, from e^-2, and
     the networks' weights have standard deviations 1 / sqrt(fan-in) where the hyper-prior's is .3, so that what is
-    learned from few rows is not lost to that linear model.
+    learned from few rows is not lost to that linear model. Without networks learning starts at that model itself, which
+    no network's symmetry forbids: at its coefficients, an outputscale of e^-4 and slopes of .05, in units of spreads.
 
     Args:
         input_dim: number of input features, d.
@@ -190,7 +93,7 @@ class DeepKernelGP(FunctionModel):
         noise_widths: hidden units of the noise network, which starts close to 0; None for one variance, () for a linear
             one.
         noise_spread: standard deviation of the noise network's weights, relative to that of the hyper-prior.
-        linear_kernel: add s^2 (x' x + 1) to the kernel, s a hyper-parameter from .1: slopes of every client's own.
+        linear_kernel: add s^2 (x' x + 1) to the kernel, s a hyper-parameter: slopes of every client's own, from .1.
         dof: degrees of freedom of Student-t noise, above 2; "learned" makes them a hyper-parameter, from 4. Gaussian
             noise when None.
 
@@ -223,7 +126,7 @@ class DeepKernelGP(FunctionModel):
         base.lengthscale = 1.0
         base.raw_lengthscale.requires_grad_(learn_lengthscale)
         sizes = None if kernel_widths is None else (input_dim, *kernel_widths, feature_dim)
-        kernel = DeepKernel(sizes, _Scaled(base) if scaled else base, linear_kernel)
+        kernel = DeepKernel(sizes, Scaled(base) if scaled else base, linear_kernel)
         mean = DeepMean(input_dim, mean_widths, linear is not None) if some else ZeroMean()
         std = noise_std if linear is None else linear.noise_std
         learned, self._dof = dof == "learned", None if isinstance(dof, str) else dof
@@ -235,6 +138,8 @@ class DeepKernelGP(FunctionModel):
         self._raw_noise = _RAW_NOISE[noise is not None]
         self._lengthscale = _LENGTHSCALE[scaled] if learn_lengthscale else None
         self._network, self._linear = kernel.network, linear
+        self._lines = linear is not None and mean_widths is None and kernel_widths is None
+        self._own = _BESIDE_LINES if self._lines else _BESIDE_NETWORKS
 
     @property
     def dim(self) -> int:
@@ -258,9 +163,9 @@ class DeepKernelGP(FunctionModel):
             named = self.unflatten(centre)
             named[LINEAR][:-1] = self._linear.weight
             named[LINEAR][-1] = self._linear.bias
-            named[OUTPUTSCALE].fill_(inverse_softplus(_OUTPUTSCALE))
+            named[OUTPUTSCALE].fill_(inverse_softplus(self._own.outputscale))
         if SLOPES in self.shapes:
-            self.unflatten(centre)[SLOPES].fill_(_SLOPES)
+            self.unflatten(centre)[SLOPES].fill_(self._own.slopes)
         return centre
 
     def spreads(self) -> Spreads | None:
@@ -282,14 +187,15 @@ class DeepKernelGP(FunctionModel):
             named[RAW_DOF].fill_(1 / _STD)
         start = prior.clone()
         first = self.unflatten(start)
-        for name in {SLOPES, RAW_DOF} & first.keys() | ({OUTPUTSCALE} if self._linear is not None else set()):
+        resting = {SLOPES, RAW_DOF} & first.keys() | ({OUTPUTSCALE} if self._linear is not None else set())
+        for name in resting | {LINEAR} if self._lines else resting:
             first[name].zero_()
         for network in [_NOISE] if self._linear is None else ["mean", _NOISE]:
             for last in [name for name in first if name.startswith(f"{network}.network.")][-1:]:
                 depth = last.rsplit(".", 1)[1]
                 for part in Layers._fields:  # starts as if it were not there; its last layer alone need not be 0
                     first[f"{network}.network.{part}.{depth}"].mul_(_OUTPUT)
-        return Spreads(prior, start)
+        return Spreads(prior, start, prior if self._lines else torch.ones_like(prior))
 
     def unflatten(self, theta: Tensor) -> dict[str, Tensor]:
         """Cut theta [*, D] into views [*, *shape] by name; see `GPyTorchPrior.unflatten`."""
@@ -425,7 +331,7 @@ class DeepKernelGP(FunctionModel):
 
     def _with_linear_term(self, mean: Tensor, theta: Tensor, x: Tensor) -> Tensor:
         """Add w' x to a mean [K, P, N] under theta [P, D] or [K, P, D] at x [K, N, d], if there is such a term."""
-        return mean + _linear(self._definition.part(theta, LINEAR), x) if LINEAR in self.shapes else mean
+        return mean + linear_term(self._definition.part(theta, LINEAR), x) if LINEAR in self.shapes else mean
 
     def _networks(self, flat: Tensor) -> dict[str, Layers]:
         """Cut hyper-parameters [B, D] into the layers of every network that there is: of mean, kernel and noise."""
@@ -437,11 +343,6 @@ class DeepKernelGP(FunctionModel):
             for part in ("mean", "kernel", _NOISE)
         }
         return {part: layers for part, layers in networks.items() if layers.weights}
-
-
-def _linear(coefficients: Tensor, x: Tensor) -> Tensor:
-    """Evaluate w' x + b [*, P, N] for (w, b) [*, P, d + 1] at x [*, N, d]."""
-    return coefficients[..., :-1] @ x.mT + coefficients[..., -1:]
 
 
 def _with_one(x: Tensor) -> Tensor:

@@ -213,6 +213,8 @@ def test_a_preconditioned_round_is_one_in_units_of_the_spreads() -> None:
     np.testing.assert_allclose(after, expected, rtol=1e-10, atol=1e-12)
     plain = replace(m, preconditioner="none").server(server, update, batch.clients).particles
     assert (after - plain).abs().max() > 1e-4
+    usual = replace(m, preconditioner="model").server(server, update, batch.clients).particles
+    assert torch.equal(usual, plain)  # its networks take steps of one size
 
 
 def test_a_preconditioned_step_of_adam_is_as_long_as_the_spread() -> None:
@@ -230,10 +232,20 @@ def test_a_preconditioned_step_of_adam_is_as_long_as_the_spread() -> None:
 
 def test_without_spreads_nothing_is_preconditioned() -> None:
     batch = federation(3)
-    runs = [method(3, preconditioner=one) for one in ("none", "spreads")]
+    runs = [method(3, preconditioner=one) for one in ("none", "spreads", "model")]
     assert runs[0].model.spreads() is None
-    first, second = (engine.run_rounds(m, batch, FederationPlan(rounds=3)).server for m in runs)
-    assert bits(first) == bits(second)
+    first, *others = (engine.run_rounds(m, batch, FederationPlan(rounds=3)).server for m in runs)
+    assert all(bits(one) == bits(first) for one in others)
+
+
+def test_a_model_of_lines_is_preconditioned_unless_it_is_said_otherwise() -> None:
+    batch, start = federation(3), LinearStart(torch.zeros(3).double(), 0.0, 0.5)
+    model = DeepKernelGP(3, None, None, linear=start, linear_kernel=True)
+    usual, spreads, none = (
+        PacPFL(model, particles=2, **one) for one in ({}, {"preconditioner": "spreads"}, {"preconditioner": "none"})
+    )
+    runs = [bits(engine.run_rounds(m, batch, FederationPlan(rounds=3)).server) for m in (usual, spreads, none)]
+    assert runs[0] == runs[1] != runs[2]
 
 
 def test_adam_sees_the_svgd_direction() -> None:

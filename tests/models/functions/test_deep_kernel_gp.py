@@ -212,6 +212,26 @@ def test_a_linear_start_is_the_centre_and_the_first_particles_lie_close_to_it() 
         torch.testing.assert_close(start[first], prior[first])
 
 
+@pytest.mark.parametrize("noise_widths", [None, (6,)])
+def test_without_networks_learning_starts_at_the_line_in_units_of_spreads(noise_widths: tuple[int, ...] | None) -> None:
+    options: dict[str, Any] = {"linear": START, "linear_kernel": True, "noise_widths": noise_widths}
+    model, deep = DeepKernelGP(3, None, None, **options), DeepKernelGP(3, (4,), (4,), **options)
+    spreads, beside = model.spreads(), deep.spreads()
+    assert spreads is not None and beside is not None
+    first = model.unflatten(spreads.start)
+    assert not any(first[name].any() for name in (LINEAR, OUTPUTSCALE, SLOPES))
+    assert all(values.all() for name, values in first.items() if name not in (LINEAR, OUTPUTSCALE, SLOPES))
+    assert torch.equal(spreads.units, spreads.prior) and spreads.prior.unique().numel() > 2
+    assert beside.units.eq(1.0).all() and deep.unflatten(beside.start)[LINEAR].eq(1 / 3).all()
+    centre = model.location()
+    torch.testing.assert_close(model.outputscale(centre.view(1, 1, -1)).squeeze(), centre.new_tensor(-4.0).exp())
+    assert model.unflatten(centre)[SLOPES] == 0.05
+    for widths in ({"mean_widths": None}, {"kernel_widths": None}):  # one network is one
+        one = DeepKernelGP(3, **{"mean_widths": (4,), "kernel_widths": (4,)} | widths, **options)
+        some = one.spreads()
+        assert some is not None and some.units.eq(1.0).all() and one.unflatten(one.location())[SLOPES] == 0.1
+
+
 def test_slopes_of_clients_own_start_small_and_alike_and_change_nothing_at_0() -> None:
     model, plain = (DeepKernelGP(3, (4,), (4,), linear=START, linear_kernel=own) for own in (True, False))
     spreads, theta, x = model.spreads(), particles(model, 2, 2), draw(2, 5, 3, seed=1)
@@ -235,7 +255,7 @@ def test_a_noise_network_starts_close_to_one_noise_and_goes_less_far_than_the_re
     spreads, without = model.spreads(), plain.spreads()
     assert spreads is not None
     ones = torch.ones(plain.dim, dtype=torch.float64)
-    for relative, others, last in zip(spreads, without or (ones, ones), (1.0, 0.01), strict=True):
+    for relative, others, last in zip(spreads[:2], (without or (ones, ones))[:2], (1.0, 0.01), strict=True):
         named, expected = model.unflatten(relative), plain.unflatten(others)
         for part in ("weights", "biases"):
             assert named.pop(f"likelihood.network.{part}.0").eq(0.25).all()
