@@ -89,9 +89,8 @@ def certify_model(
         The certificate; without the premises it says why it is none.
 
     Raises:
-        AssumptionError: when the divergence is not known or infinite, a prediction is NaN, the loss is for other
-            predictions or leaves the range that it declares, or the bound is for other models; when a predictor answers
-            a row by the rows beside it, or what `sample` or the model's calls should draw is always the same.
+        AssumptionError: when the divergence is not known or infinite, a prediction is NaN or made by other rows, all
+            draws are the same, the loss is for other predictions or leaves its range, or the bound is for other models.
         ShapeError: when there are not as many targets as inputs, or no row.
 
     Example:
@@ -106,8 +105,7 @@ def certify_model(
     known = hypotheses_of(model, prior, sample, kl, weights, inputs, counts_errors(chosen))
     y, keys = _indexed(targets, known.classes), _keys(inputs)
     repeats = _repeats(keys, targets)
-    provenance = source if isinstance(source, Provenance) else Provenance(source)
-    premises = Premises(_of_copies(provenance, repeats), independent, chosen, tried=tried)
+    premises = Premises(_of_copies(source, repeats), independent, chosen, tried=tried)
     record = _bound_of(known, bound, chosen)
     each = _weighed(known, draws, torch.Generator().manual_seed(seed))
     kind = _Kind(told=sample is not None or kl is not None, fixed=known.draw is None or sample is not None)
@@ -259,12 +257,13 @@ def _key(row: Any) -> object:
     return value if isinstance(value, int | float) and value == value else repr(value)  # 1 is 1.0, and NaN is NaN
 
 
-def _of_copies(prior: Provenance, repeats: Repeats) -> Provenance:
+def _of_copies(source: Source | Provenance, repeats: Repeats) -> Provenance:
     """Let a prior that was private in single rows pay for rows that may be copies, of which all change together.
 
     c copies of a draw move it by c epsilon, and what it costs is a function of the sum of such squares over draws: of
     as many rows as sum c^2, beside those that the mechanism saw and the bound has not.
     """
+    prior = source if isinstance(source, Provenance) else Provenance(source)
     times = repeats.cluster.flatten().bincount()
     more = int((times * (times - 1)).sum())
     if prior.source != "row-level DP" or not more:

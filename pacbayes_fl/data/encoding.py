@@ -44,9 +44,9 @@ def encoded(
     """
     width, names = len(table.features), list[str]()
     for feature in table.features:  # a run finds the columns of its features again by these names
-        if (column := layout.column_of(feature)) != feature:
-            what = f"column {feature!r} has a name as the columns have that are made of the words of {column!r}"
-            raise DataError(what, hint=f"rename it without '=', or leave it or {column!r} out of data.features")
+        if (of := layout.column_of(feature)) != feature:
+            what = f"column {feature!r} has a name as the columns have that are made of the words of {of!r}"
+            raise DataError(what, hint=f"rename it without '=', or leave it or {of!r} out of data.features")
     parts: dict[str, list[Tensor]] = {name: [] for name in table.clients}
     for j, feature in enumerate(table.features):
         if feature not in table.words:
