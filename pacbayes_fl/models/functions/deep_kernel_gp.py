@@ -140,6 +140,7 @@ class DeepKernelGP(FunctionModel):
         self._network, self._linear = kernel.network, linear
         self._lines = linear is not None and mean_widths is None and kernel_widths is None
         self._own = _BESIDE_LINES if self._lines else _BESIDE_NETWORKS
+        self._spreads = self._relative_spreads()  # which every round asks for
 
     @property
     def dim(self) -> int:
@@ -170,6 +171,9 @@ class DeepKernelGP(FunctionModel):
 
     def spreads(self) -> Spreads | None:
         """How far the default hyper-prior lets each hyper-parameter go; see the base class."""
+        return self._spreads
+
+    def _relative_spreads(self) -> Spreads | None:
         if self._linear is None and self._noise_network is None and not {SLOPES, RAW_DOF} & self.shapes.keys():
             return None
         prior = torch.ones_like(self.location())
