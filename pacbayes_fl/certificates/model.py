@@ -290,14 +290,14 @@ def _each_loss(
 
     What one has done to the inputs is refused where others followed.
     """
-    count, alike, parts = 0, kind.told, _parts(inputs)
-    first = torch.empty(0)
+    count, first, alike, parts = 0, None, kind.told, _parts(inputs)
     for weight, one in each:
         said = _said(one, inputs, y)
-        first = said if not count else first
+        if first is None:
+            first = said
+            if kind.fixed:
+                _require_rows_alone(one, inputs, parts, said, y)
         alike = alike and _is_fine(said, y) and torch.equal(said, first)
-        if kind.fixed and not count:
-            _require_rows_alone(one, inputs, parts, said, y)
         yield weight, _losses(said, y, loss)
         count += 1
     if count > 1 and _keys(inputs) != keys:
@@ -305,8 +305,8 @@ def _each_loss(
         raise AssumptionError(what, hint="let each work on a copy, such as StandardScaler(copy=True)")
     if count > 1 and alike:
         what = f"a posterior must be drawn from, and all {count} draws of the model predict the same to the last digit"
-        hint = "layers that draw while training alone need module.train(), with dropout and batch norms in evaluation"
-        raise AssumptionError(what, hint=f"{hint} mode; leave sample and kl out of one predictor, which has no KL")
+        hint = "layers that draw while training alone need module.train(), dropout and batch norms in evaluation mode"
+        raise AssumptionError(what, hint=f"{hint}; leave sample and kl out of one predictor, which has no KL")
 
 
 def _is_fine(said: Tensor, y: Tensor) -> bool:
@@ -335,11 +335,9 @@ def _require_rows_alone(one: Predict, inputs: Any, parts: list[Any], said: Tenso
     except (AssumptionError, ShapeError, ValueError, TypeError, RuntimeError, IndexError):
         return
     if _differ(said[: len(alone)], alone) and not _differ(said, _said(one, inputs, y)):
-        what = (
-            f"a predictor must answer a row by itself, and this one answers rows otherwise when only {size} are there"
-        )
-        hint = "fit scalers and the like on other rows: scaler.transform in place of fit_transform; batch norms in eval"
-        raise AssumptionError(what, hint=f"{hint}uation mode")
+        what = f"a predictor must answer a row by itself, and this one says something else where only {size} are there"
+        hint = "fit scalers and the like on other rows: scaler.transform in place of fit_transform"
+        raise AssumptionError(what, hint=f"{hint}; batch norms in evaluation mode")
 
 
 def _differ(said: Tensor, again: Tensor) -> bool:
