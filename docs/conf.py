@@ -42,6 +42,8 @@ myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_default_options = {"no-value": True}  # of tables, which are pages of their own
 autodoc_typehints = "none"  # types stand in the signature's docstring, with shapes
+autodoc_use_type_comments = False  # there are none, and every definition would be parsed for them
+toc_object_entries = False  # thousands of names, which the sidebar of every page would copy to show a tree of titles
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
