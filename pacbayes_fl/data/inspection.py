@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from pacbayes_fl.errors import counted, listed
 _SHOWN: Final = 5  # columns in a line
 _GAP: Final = 1.5  # of a client's usual step, beyond which one is a gap
 _FAR: Final = 6.0  # interquartile ranges beyond the quartiles
+_TELLING: Final = 3  # different rows, from which on clients that have the same are copies
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,60 @@ def inspect(dataset: Dataset, near: float = 1e-4, allowed: bool = False, whole: 
         return found
     found += _row_names(columns, rows)
     found += [*_repeats(dataset, rows, near, allowed), *_constants(columns, rows, dataset.classes is not None)]
+    for said in same_rows_said(_same_rows({name: one.values for name, one in rows.items()})):
+        found.append(Finding("copied clients", *said))
     return [*found, *_outliers(columns, rows, dataset.classes is not None), *_labels(dataset, rows)]
+
+
+def same_rows(dataset: Dataset) -> tuple[tuple[str, ...], ...]:
+    """Find clients that are copies of one another: their rows are the same, each as often, in any order.
+
+    They have three different rows or more, which no client beside them has: few rows of few values agree by chance.
+
+    Args:
+        dataset: of numbers, in its own units; a row is its features and target.
+
+    Returns:
+        Names of the clients that are one, the first in order first; empty where there are none.
+    """
+    return _same_rows({name: one.values for name, one in _by_client(dataset).items()})
+
+
+def same_rows_said(copies: Sequence[Sequence[str]]) -> list[tuple[str, str]]:
+    """Say which clients are copies, and what may be done about it: one text and one advice, or none.
+
+    Args:
+        copies: as `same_rows` gives them.
+
+    Returns:
+        Nothing where there are none.
+    """
+    if not copies:
+        return []
+    each = "; ".join(f"{first} and {listed(others)}" for first, *others in copies[:_SHOWN])
+    more = f"; and {len(copies) - _SHOWN} more" if len(copies) > _SHOWN else ""
+    left = [name for _, *others in copies for name in others][:_SHOWN]
+    text = f"{each}{more}: the same rows under several names, which each count as a client"
+    return [(text, f"data.exclude_clients = {left} leaves the copies out")]
+
+
+def _same_rows(rows: Mapping[str, Array]) -> tuple[tuple[str, ...], ...]:
+    """As `same_rows`, of every client's rows [m, d + 1]."""
+    names, sizes = [*rows], [len(own) for own in rows.values()]
+    whole = np.concatenate([*rows.values()]) + 0.0  # -0 becomes 0
+    label, owner = twins.clusters(whole, np.zeros(whole.shape[1])), np.repeat(np.arange(len(names)), sizes)
+    pairs, often = np.unique(np.stack((owner, label)), axis=1, return_counts=True)
+    holders = np.bincount(pairs[1])
+    alike: dict[bytes, list[int]] = {}
+    ends = np.searchsorted(pairs[0], np.arange(len(names) + 1))
+    for k, (begin, end) in enumerate(pairwise(ends.tolist())):
+        if end - begin >= _TELLING:
+            alike.setdefault(pairs[1, begin:end].tobytes() + often[begin:end].tobytes(), []).append(k)
+    return tuple(
+        tuple(names[k] for k in same)
+        for same in alike.values()
+        if len(same) > 1 and (holders[pairs[1, ends[same[0]] : ends[same[0] + 1]]] == len(same)).all()
+    )
 
 
 def _by_client(dataset: Dataset) -> dict[str, _Rows]:

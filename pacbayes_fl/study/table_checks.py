@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from pacbayes_fl.data import tables
+from pacbayes_fl.data import inspection, tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.row_counts import one_row
 from pacbayes_fl.data.sides import Cut
@@ -146,6 +146,19 @@ def single_rows(dataset: tables.Dataset) -> str | None:
         return None
     what = f"{listed(who)}: all training rows are one and the same, or there is but one"
     return f"{what}; how much their columns vary is known from other clients alone"
+
+
+def copied_clients(dataset: tables.Dataset) -> str | None:
+    """Say which clients are copies of one another, which count as several in training, means and intervals.
+
+    Args:
+        dataset: of a table.
+
+    Returns:
+        The remark, None where there is no such client.
+    """
+    said = inspection.same_rows_said(inspection.same_rows(dataset))
+    return "; ".join(said[0]) if said else None
 
 
 def beyond_training(dataset: tables.Dataset) -> str | None:

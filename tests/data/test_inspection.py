@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.inspection import Finding, inspect
+from pacbayes_fl.data.inspection import Finding, inspect, same_rows
 from pacbayes_fl.data.tables import Column, Dataset, Group, Times
 
 NAMES = ("house_0", "house_1", "house_2")
@@ -113,3 +113,49 @@ def test_near_twins_and_outliers_and_labels() -> None:
     whole = {name: {at: float(at % 3) for at in range(n)} for name, n in zip(NAMES, (20, 9, 40), strict=True)}
     (labels,) = of(inspect(dataset(y=whole)), "labels")
     assert labels.text.startswith("y holds whole numbers 0 to 2") and "data.task = 'classification'" in labels.advice
+
+
+def copied(rows: dict[str, list[tuple[float, float]]], new: tuple[str, ...] = ()) -> Dataset:
+    """Make clients of these rows of a feature and a target, the last of each a test row; some never train."""
+    groups = {}
+    for label, names in (("existing", [one for one in rows if one not in new]), ("new", [*new])):
+        if names:
+            whole = [torch.tensor(rows[name], dtype=torch.float64) for name in names]
+            batches = [
+                ClientBatch.pad([(each[part, :1], each[part, 1]) for each in whole], names)
+                for part in (slice(None, -1), slice(-1, None))
+            ]
+            groups[label] = Group(*batches)
+    return Dataset(groups, (Column("x"),), Column("y"), {})
+
+
+ROWS = [(0.1, 1.5), (0.2, -0.5), (0.3, 0.7), (0.4, -0.0)]
+
+
+def test_clients_that_are_copies_are_named_whatever_the_order_of_their_rows() -> None:
+    given = copied(
+        {"a": ROWS, "b": [(9.0 + k, 1.0) for k in range(4)], "c": ROWS[::-1], "d": ROWS[1:] + ROWS[:1]}, ("d",)
+    )
+    assert same_rows(given) == (("a", "c", "d"),)
+    (finding,) = of(inspect(given), "copied clients")
+    assert finding.text.startswith("a and c, d: the same rows under several names") and "['c', 'd']" in finding.advice
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [*ROWS[:3], (0.4, 1e-300)],  # another target in one row
+        [*ROWS, ROWS[0]],  # one row twice
+        ROWS[:3],  # a part
+    ],
+)
+def test_clients_that_differ_in_a_row_are_no_copies(other: list[tuple[float, float]]) -> None:
+    assert same_rows(copied({"a": ROWS, "b": other})) == ()
+
+
+def test_rows_that_many_clients_have_make_no_copies() -> None:
+    """Where rows are of few kinds clients have the same by chance."""
+    few = [(float(k % 4), float(k // 4)) for k in range(4)]
+    assert same_rows(copied({"a": few, "b": few})) == (("a", "b"),)
+    assert same_rows(copied({"a": few, "b": few, "c": [*few[:1], (7.0, 7.0)]})) == ()
+    assert same_rows(copied({"a": few[:2], "b": few[:2]})) == ()

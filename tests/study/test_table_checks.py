@@ -21,7 +21,7 @@ from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.run import run
 from pacbayes_fl.study.search.path import deal
-from pacbayes_fl.study.table_checks import beyond_training, order_of_file, single_rows
+from pacbayes_fl.study.table_checks import beyond_training, copied_clients, order_of_file, single_rows
 from tests.study.analyst import data, houses
 
 ROOFS = {"roof": ["flat", "south", "west"]}
@@ -125,6 +125,21 @@ def test_a_client_that_has_one_row_or_repeats_one_is_named(tmp_path: Path) -> No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pacbayes_fl.study.table_checks.one_row", lambda batch: batch.size > 6)
         assert single_rows(dataset) is None
+
+
+def test_a_run_is_told_which_clients_are_copies_and_how_to_leave_them_out(tmp_path: Path) -> None:
+    random, path = np.random.default_rng(0), tmp_path / "rows.csv"
+    table = pd.DataFrame({"client": np.repeat(["a", "b"], 8), "x": random.normal(size=16), "y": random.normal(size=16)})
+    copy = table[table.client == "a"].assign(client="c").sample(frac=1.0, random_state=0)
+    pd.concat((table, copy)).to_csv(path, index=False)
+    one = Study.from_table({"data": {"source": str(path), "task": "regression"}}, "rows")
+    with pytest.warns(UserWarning, match=r"a and c: the same rows under several names.*exclude_clients = \['c'\]"):
+        dataset = load(one)
+    assert copied_clients(dataset) is not None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        left = load(Study.from_table({"data": {"source": str(path), "exclude_clients": ["c"]}}, "rows"))
+    assert copied_clients(left) is None and not [one for one in caught if "several names" in str(one.message)]
 
 
 @pytest.mark.parametrize(("first", "said"), [(0, None), (10, None), (14, "'day' (67%)"), (-40, "'day' (100%)")])
