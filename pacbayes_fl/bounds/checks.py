@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.bounds.losses import LOSSES, BoundedLoss, ZeroOne
-from pacbayes_fl.errors import AssumptionError, ShapeError
+from pacbayes_fl.errors import AssumptionError, ShapeError, shown
 
 Number = Tensor | float
 """One number [] or one a client [K]."""
@@ -63,9 +63,9 @@ def whole(name: str, value: Number) -> Tensor:
     Raises:
         AssumptionError: when it is a truth value, below 1 or not a whole number.
     """
-    counts = torch.as_tensor(value)
-    numbers = counts.double()
-    wrong = (numbers < 1) | ~numbers.isfinite() | (numbers != numbers.round()) | (counts.dtype == torch.bool)
+    truth = torch.as_tensor(value).dtype == torch.bool
+    numbers = torch.as_tensor(value, dtype=torch.float64)  # at once: by way of float32 a count above 2^24 is rounded
+    wrong = (numbers < 1) | ~numbers.isfinite() | (numbers != numbers.round()) | truth
     if bool(wrong.any()):
         place = f" (client {int(wrong.flatten().nonzero()[0])})" if wrong.dim() else ""
         got = value if isinstance(value, bool) else f"{numbers[wrong].flatten()[0].item():g}"
@@ -149,14 +149,15 @@ def of_library(loss: object) -> bool:
 def row_by_row(loss: BoundedLoss, of_rows: Callable[..., Tensor], rows: Tensor, *given: Tensor) -> Tensor:
     """Take the values of a loss, checked to be in its range and to be each of its row alone.
 
-    Bounds are of means of independent losses, which those are not that are scaled or ranked by the others of a call.
-    The rows of the least and the largest value are called again, each by itself, but for the library's own losses.
+    Bounds are of means of independent losses, which those are not that are scaled, ranked or trimmed by the others of a
+    call. But for the library's own losses, the rows of the least and the largest value are called again, each by
+    itself, and so are the lower and the upper half of the values, whose means and quantiles are others.
 
     Args:
         loss: says its range.
         of_rows: the loss itself, or its average over Gaussian predictions.
         rows: where values count, bool [*].
-        *given: its arguments, each [*] or with further dimensions behind.
+        *given: its arguments, each [*] or with further dimensions behind; a loss of one's own is given copies.
 
     Returns:
         [*], float64.
@@ -165,17 +166,23 @@ def row_by_row(loss: BoundedLoss, of_rows: Callable[..., Tensor], rows: Tensor, 
         ShapeError: when there is not one value for each row.
         AssumptionError: when a value is outside of the range, or another one without the other rows.
     """
-    values = in_declared_range(loss, of_rows(*given), rows)
-    if of_library(loss) or not bool((counts := rows & ~values.isnan()).any()):
+    if of_library(loss):
+        return in_declared_range(loss, of_rows(*given), rows)
+    values = in_declared_range(loss, of_rows(*(each.clone() for each in given)), rows)
+    counts = (rows & ~values.isnan()).flatten().nonzero().flatten()
+    if not len(counts):
         return values
-    least = torch.where(counts, values, math.inf).flatten().argmin()
-    most = torch.where(counts, values, -math.inf).flatten().argmax()
-    for at in (least.view(1), most.view(1)):  # each alone: two rows might be scaled by one another
-        one = in_declared_range(loss, of_rows(*(each.flatten(0, rows.dim() - 1)[at] for each in given)), at == at)
-        together = values.flatten()[at]
-        if not torch.allclose(one, together, rtol=0.0, atol=ROUNDING * (loss.high - loss.low)):
+    flat, each_row = values.flatten(), [each.flatten(0, rows.dim() - 1) for each in given]
+    rising = counts[flat[counts].argsort(stable=True)]
+    halves = (each.sort().values for each in rising.tensor_split(2) if len(each))
+    for at in (rising[:1], rising[-1:], *halves):  # the ends each alone: two rows might be scaled by one another
+        some = in_declared_range(loss, of_rows(*(each[at] for each in each_row)), at == at)
+        far = (some - flat[at]).abs() > ROUNDING * (loss.high - loss.low)
+        if bool((far | some.isnan()).any()):
+            one, together = (each[far | some.isnan()][0].item() for each in (some, flat[at]))
+            fewer = "alone" if len(at) == 1 else f"among {len(at)} of them"
             what = f"the loss {loss.name!r} ({type(loss).__name__}) of a row must not depend on the others"
-            what = f"{what}, got {together.item():g} among {int(rows.sum())} rows and {one.item():g} alone"
+            what = f"{what}, got {together:g} among {int(rows.sum())} rows and {one:g} {fewer}"
             raise AssumptionError(what, hint="take each value from its prediction and its target: no scale, no rank")
     return values
 
@@ -198,8 +205,11 @@ def in_declared_range(loss: BoundedLoss, losses: Tensor, rows: Tensor) -> Tensor
         ShapeError: when there is not one value for each row.
         AssumptionError: naming the loss, its class, its range and the first value outside.
     """
-    values = losses.double()
     own = f"the loss {loss.name!r} ({type(loss).__name__})"
+    if not isinstance(losses, Tensor):
+        what = f"{own} must give a tensor with a value for each row, {list(rows.shape)}, got {shown(losses)}"
+        raise ShapeError(what, hint="torch.as_tensor(...) of an array")
+    values = losses.double()
     if values.shape != rows.shape:  # of any loss where predictions have a dimension more
         what = f"{own} must give a value for each row, {list(rows.shape)}, got {list(values.shape)}"
         raise ShapeError(what, hint="without averaging, and of predictions without further dimensions")

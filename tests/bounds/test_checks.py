@@ -39,6 +39,7 @@ def test_numbers_are_checked_client_by_client() -> None:
 
 def test_counts_are_whole_numbers() -> None:
     assert whole("n", torch.tensor([1, 7])).tolist() == [1.0, 7.0] and whole("n", 3.0).item() == 3.0
+    assert whole("n", 2.0**24 + 1.0).item() == 2.0**24 + 1.0  # which float32 rounds
     for bad in (0, -1, 1.5, math.inf, math.nan, True):
         with pytest.raises(AssumptionError, match="n must be at least 1 and a whole number, got"):
             whole("n", bad)
@@ -129,3 +130,37 @@ def test_a_loss_of_ones_own_is_of_each_row_alone() -> None:
         row_by_row(Scaled(), Scaled(), rows, prediction, y)
     nowhere = torch.zeros(2, 2, dtype=torch.bool)
     assert row_by_row(Scaled(), Scaled(), nowhere, prediction, y).shape == (2, 2)
+
+
+class Trimmed(SaturatingSquare):
+    """Distances of more than a half, those of the worst tenth of the call left out."""
+
+    def __call__(self, prediction: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = ((prediction - y).abs() - 0.5).clamp(0.0, 1.0)
+        return torch.where(loss > loss.quantile(0.9), 0.0, loss)
+
+
+def test_a_loss_that_trims_its_call_is_found_though_its_ends_are_what_they_are_alone() -> None:
+    """Alone the row of the least value, an honest 0, has 0, and so has that of the largest that is left its own."""
+    y = torch.zeros(200).double()
+    prediction = 0.7 * torch.randn(200, generator=torch.Generator().manual_seed(0)).double()
+    rows = torch.ones(200, dtype=torch.bool)
+    with pytest.raises(AssumptionError, match=r"must not depend on the others, got .* among 200 rows and .* among 100"):
+        row_by_row(Trimmed(), Trimmed(), rows, prediction, y)
+
+
+def test_a_loss_may_write_into_what_it_is_given() -> None:
+    class InPlace(SaturatingSquare):
+        def __call__(self, prediction: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return prediction.sub_(y).abs_().clamp_(0.0, 1.0)
+
+    prediction, y = torch.tensor([0.25, 3.0, 0.0]).double(), torch.zeros(3).double()
+    got = row_by_row(InPlace(), InPlace(), torch.ones(3, dtype=torch.bool), prediction, y)
+    assert got.tolist() == [0.25, 1.0, 0.0] and prediction.tolist() == [0.25, 3.0, 0.0]
+
+
+@pytest.mark.parametrize("values", [None, 0.5, np.zeros(2)])
+def test_a_loss_gives_a_tensor(values: object) -> None:
+    said = r"'cost' \(LossRange\) must give a tensor with a value for each row, \[2\], got .*torch.as_tensor"
+    with pytest.raises(ShapeError, match=said):
+        in_declared_range(LossRange("cost", 0.0, 1.0), values, torch.ones(2, dtype=torch.bool))  # type: ignore[arg-type]
