@@ -292,6 +292,10 @@ def certify(
         )
     everything = MappingProxyType({**terms, **{name: value.to(device) for name, value in numbers.items()}})
     value = everything["factor"] * _total(formula(everything))
+    if bool((wrong := ~value.isfinite()).any()):
+        place = f" (client {int(wrong.flatten().nonzero()[0])})" if value.dim() else ""
+        what = f"{theorem} must give a finite number, got {value[wrong].flatten()[0].item():g}{place}"
+        raise AssumptionError(what, hint="a beta, a KL or an epsilon is too large or too small for float64")
     return Certificate(
         theorem,
         value,

@@ -10,7 +10,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any, Final, cast
 
 from pacbayes_fl.bounds.checks import of_library
-from pacbayes_fl.bounds.losses import LOSSES, BoundedLoss, require_bounded
+from pacbayes_fl.bounds.losses import LOSSES, PARTS, BoundedLoss, require_bounded
 from pacbayes_fl.errors import AssumptionError, shown
 from pacbayes_fl.plugins.references import anchored
 from pacbayes_fl.plugins.table import OpenTable
@@ -21,7 +21,6 @@ LossMaker = BoundedLoss | type[BoundedLoss]
 _UNBOUNDED = MappingProxyType(
     {"nll": "clipped-nll", "nlpd": "saturating-square", "mse": "clipped-square", "square": "clipped-square"}
 )
-_PARTS: Final = ("name", "low", "high", "convex")
 
 
 def _loss(thing: object, module: ModuleType, name: str) -> LossMaker | None:
@@ -30,9 +29,9 @@ def _loss(thing: object, module: ModuleType, name: str) -> LossMaker | None:
         known = {*dir(thing), *(key for base in thing.__mro__ for key in vars(base).get("__annotations__", ()))}
         takes = any("__call__" in vars(base) for base in thing.__mro__)
     else:
-        known = {each for each in _PARTS if hasattr(thing, each)}
+        known = {each for each in PARTS if hasattr(thing, each)}
         takes = callable(thing)
-    return cast(LossMaker, thing) if takes and known.issuperset(_PARTS) else None
+    return cast(LossMaker, thing) if takes and known.issuperset(PARTS) else None
 
 
 OWN_LOSSES: Final[OpenTable[LossMaker]] = OpenTable(
@@ -114,7 +113,7 @@ def check_parts(loss: Any, said: str) -> None:
         AssumptionError: naming the part, what was expected and what came.
     """
     own = f"the loss {said!r}"
-    for part in _PARTS:
+    for part in PARTS:
         if not hasattr(loss, part):
             what = f"{own} must have name, low, high and convex, and has no {part}"
             raise AssumptionError(what, hint=f"give {type(loss).__name__} a {part}")

@@ -11,13 +11,16 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from pacbayes_fl.bounds.clipped import mean_clipped_square
 from pacbayes_fl.errors import AssumptionError
+
+PARTS: Final = ("name", "low", "high", "convex")
+"""What a loss says of itself."""
 
 
 class BoundedLoss(Protocol):
@@ -384,6 +387,24 @@ def squared(loss: BoundedLoss) -> BoundedLoss:
         A loss in the squared unit.
     """
     return _SquaredOfFunctions(loss) if hasattr(loss, "expected") else _Squared(loss)
+
+
+def require_parts(loss: object) -> None:
+    """Refuse what is no loss, such as a function, a class of losses or the name of one.
+
+    Args:
+        loss: any.
+
+    Raises:
+        AssumptionError: naming what a loss has and this one has not.
+    """
+    if isinstance(loss, str):
+        raise AssumptionError(f"loss must be a loss, got {loss!r}", hint="loss_named makes one of a name")
+    if isinstance(loss, type):
+        raise AssumptionError(f"loss must be a loss, got the class {loss.__name__}", hint=f"{loss.__name__}(...)")
+    if missing := [part for part in PARTS if not hasattr(loss, part)]:
+        what = f"loss must have {', '.join(PARTS)}, and this {type(loss).__name__} has no {', '.join(missing)}"
+        raise AssumptionError(what, hint="of a class with these and a __call__(prediction, y) for each row")
 
 
 def require_bounded(loss: BoundedLoss) -> None:

@@ -7,9 +7,9 @@ from dataclasses import asdict, fields, is_dataclass
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
-from pacbayes_fl.bounds.checks import Number
 from pacbayes_fl.bounds.losses import LOSSES, BoundedLoss, LossRange, UnboundedLoss
 from pacbayes_fl.bounds.premises import Premises
 from pacbayes_fl.files import JsonMapping, JsonTable
@@ -32,8 +32,8 @@ def premises_record(premises: Premises) -> JsonTable:
     """
     prior, simulated = asdict(premises.prior), premises.prior.simulated
     del prior["simulated"]  # the name of its epsilon says so
-    own = {field.name: getattr(premises, field.name) for field in fields(Premises)}
-    return own | {"prior": renamed(prior, simulated), "loss": _loss_record(premises.loss)}
+    own = {field.name: plain(getattr(premises, field.name)) for field in fields(Premises)}
+    return own | {"prior": renamed(_plain_all(prior), simulated), "loss": _plain_all(_loss_record(premises.loss))}
 
 
 def renamed(entries: JsonMapping, simulated: bool, back: bool = False) -> JsonTable:
@@ -51,9 +51,13 @@ def renamed(entries: JsonMapping, simulated: bool, back: bool = False) -> JsonTa
     return {names[1] if simulated and key == names[0] else str(key): value for key, value in entries.items()}
 
 
-def plain(value: Number) -> Any:
-    """Write a number, or several as lists."""
-    return value.tolist() if isinstance(value, Tensor) else value
+def plain(value: Any) -> Any:
+    """Write a number of any library, or several as lists; what is none stays as it is."""
+    return value.tolist() if isinstance(value, Tensor | np.generic) else value
+
+
+def _plain_all(entries: JsonMapping) -> JsonTable:
+    return {name: plain(value) for name, value in entries.items()}
 
 
 def _loss_record(loss: BoundedLoss) -> JsonTable:

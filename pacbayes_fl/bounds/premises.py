@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final, Literal, get_args
 
 from pacbayes_fl.bounds.checks import counts_errors, whole
-from pacbayes_fl.bounds.losses import BoundedLoss, UnboundedLoss, ZeroOne, require_bounded
+from pacbayes_fl.bounds.losses import BoundedLoss, UnboundedLoss, ZeroOne, require_bounded, require_parts
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.results.certificates import rounded_up
 from pacbayes_fl.results.records import SIMULATED_EPSILON
@@ -195,8 +195,7 @@ class Premises:
         if not isinstance(self.prior, Provenance):
             what = f"prior must say where it came from, a Provenance, got {self.prior!r}"
             raise AssumptionError(what, hint="such as Provenance('split')")
-        if isinstance(self.loss, str):
-            raise AssumptionError(f"loss must be a loss, got {self.loss!r}", hint="loss_named makes one of a name")
+        require_parts(self.loss)
         if not isinstance(self.loss, UnboundedLoss):
             require_bounded(self.loss)
         for name, kind in (("predictor", Predictor), ("average", Average), ("posterior", Posterior)):

@@ -182,3 +182,19 @@ def test_an_estimate_is_the_mean_of_its_draws_or_refused() -> None:
     with pytest.raises(AssumptionError, match=r"variance must be the mean of its 50 draws, 0.1, got 0.2"):
         empirical_bernstein(**known, variance=0.2, monte_carlo=MonteCarlo(50, 0.01, *equal))
     assert seeger(0.5, 1.0, 100, 0.05, FINE, monte_carlo=MonteCarlo(50, 0.01, trials=5000)).valid
+
+
+@pytest.mark.parametrize(
+    ("beta", "name"), [(1e-323, "alquier"), (1.7e308, "alquier"), (1e-323, "catoni"), (1.7e308, "catoni")]
+)
+def test_a_bound_that_float64_cannot_hold_is_none(beta: float, name: str) -> None:
+    """0 times infinity was NaN, which is not below 1 and was no vacuous bound either."""
+    wide = Premises(Provenance("split"), independent=True, loss=LossRange("cost", -50.0, 100.0))
+    numbers = {
+        "risk": torch.tensor([-50.0, -50.0]),
+        "kl": 1.0,
+        "n": 100,
+        "beta": torch.tensor([1.0, beta], dtype=torch.float64),
+    }
+    with pytest.raises(AssumptionError, match=r"must give a finite number, got (inf|nan) \(client 1\)"):
+        BOUNDS[name].certify(numbers, 0.05, wide)

@@ -174,3 +174,14 @@ def test_errors_are_counted_of_the_0_1_loss_alone() -> None:
 def test_an_average_over_clients_has_no_hold_out_bound() -> None:
     with pytest.raises(AssumptionError, match="on one client's predictor, not on 'size-weighted clients'"):
         bounds.holdout_kl(0.2, 125, 0.05, Premises(Provenance("split"), True, average="size-weighted clients"))
+
+
+def test_a_share_that_was_rounded_down_stands_for_its_errors() -> None:
+    """One error of 30 as .0333333, and a third of a third of a million as a share in float32 that numpy holds."""
+    for share, n, errors in (
+        (0.0333333, 30, 1),
+        (float(np.float32(1 / 3)), 3 * 10**5, 10**5),
+        (0.0999999999, 10**7, 10**6),
+    ):
+        got = bounds.holdout_binomial(share, n, 0.05, FINE)
+        assert got.valid and got.value >= bounds.holdout_binomial(errors / n, n, 0.05, FINE).value

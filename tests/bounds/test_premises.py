@@ -9,7 +9,7 @@ import torch
 
 from pacbayes_fl.bounds.certificate import MonteCarlo
 from pacbayes_fl.bounds.client import seeger
-from pacbayes_fl.bounds.losses import LossRange
+from pacbayes_fl.bounds.losses import LossRange, ZeroOne
 from pacbayes_fl.bounds.premises import Premises, Provenance
 from pacbayes_fl.bounds.size_weighted import size_weighted
 from pacbayes_fl.errors import AssumptionError
@@ -45,6 +45,8 @@ def test_what_cannot_be_is_refused() -> None:
         (lambda: Provenance("row-level DP", 0.1, rows=1.5), "rows must be at least 1 and a whole number, got 1.5"),  # type: ignore[arg-type]
         (lambda: Premises("split"), "prior must say where it came from, a Provenance, got 'split'"),  # type: ignore[arg-type]
         (lambda: Premises(loss="0-1"), "loss must be a loss, got '0-1'"),  # type: ignore[arg-type]
+        (lambda: Premises(loss=ZeroOne), r"loss must be a loss, got the class ZeroOne \(ZeroOne\(\.\.\.\)\)"),
+        (lambda: Premises(loss=torch.square), "loss must have name, low, high, convex, and this .* has no name, low"),  # type: ignore[arg-type]
         (lambda: Premises(predictor="oracle"), "predictor must be one of"),  # type: ignore[arg-type]
         (lambda: Premises(average="all"), "average must be one of"),  # type: ignore[arg-type]
         (lambda: Premises(tried=0), "tried must be at least 1 and a whole number, got 0"),
