@@ -15,11 +15,13 @@ import torch
 from pyro import poutine
 from pyro.nn import PyroModule
 from torch import Tensor, nn
-from torch.distributions import Categorical, Distribution, kl_divergence
+from torch.distributions import Distribution, kl_divergence
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import vector_to_parameters
 
 from pacbayes_fl.bounds import discrete_kl, full_gaussian_kl
+from pacbayes_fl.bounds.checks import ROUNDING
+from pacbayes_fl.certificates.laplace_gaussians import gaussian_of, learned_beside, left_alone, uncertain
 from pacbayes_fl.errors import AssumptionError, shown
 
 _VALUES = 64  # of a discrete site that are tried
@@ -170,11 +172,11 @@ def _told(model: Any, prior: Any, sample: Any, kl: Any, by_label: bool) -> Hypot
         raise AssumptionError("a sampler without a divergence certifies nothing", hint="kl = a number, or a function")
     said = kl(model, prior) if callable(kl) else kl
     try:
-        value = float(said)
+        value = float(said.detach() if isinstance(said, Tensor) else said)
     except (TypeError, ValueError, RuntimeError) as error:
         what = f"kl must be a number of nats, or a function of model and prior that gives it, got {shown(said)}"
         raise AssumptionError(what, hint="of parts the divergences add up: their sum") from error
-    if not 0.0 <= value < math.inf:
+    if not -ROUNDING <= value < math.inf:
         raise AssumptionError(f"kl must be finite and at least 0, got {value:g}")
     classes = _classes(model)
     if sample is None and isinstance(model, nn.Module):
@@ -192,7 +194,7 @@ def _told(model: Any, prior: Any, sample: Any, kl: Any, by_label: bool) -> Hypot
                 torch.random.set_rng_state(_state(generator))  # for what draws from torch's own generator
                 yield partial(_called, model) if isinstance(model, nn.Module) else model
 
-    return Hypotheses(draw, None, value, classes)
+    return Hypotheses(draw, None, max(value, 0.0), classes)
 
 
 def _state(generator: torch.Generator) -> Tensor:
@@ -220,7 +222,7 @@ def _listed(models: Sequence[Any], weights: Any, prior: Any, by_label: bool) -> 
 
 def _laplace(posterior: Any, prior: Any) -> Hypotheses:
     """Take a posterior of laplace-torch, of all weights or of the last layer, from another or from its own prior."""
-    mean, covariance = _gaussian_of(posterior)
+    mean, covariance = gaussian_of(posterior)
     if prior is None:
         raise AssumptionError(
             "a Laplace posterior is measured against a prior that has not seen the rows",
@@ -230,11 +232,16 @@ def _laplace(posterior: Any, prior: Any) -> Hypotheses:
         if prior != "own" or type(posterior).__name__.endswith("LLLaplace"):
             what = f"prior = 'own' is for posteriors of all weights, got {prior!r} of {type(posterior).__name__}"
             raise AssumptionError(what, hint="the layers before the last have learned from rows: another posterior's")
+        if learned_beside(posterior):
+            raise AssumptionError(
+                "prior = 'own' is of all weights, got frozen ones or averages of a batch norm, which rows may have set",
+                hint="a posterior on the same network that was fitted on other rows; or give sample and kl",
+            )
         at = torch.as_tensor(posterior.prior_mean).double().expand(mean.shape)
         other = at, torch.diag(1.0 / posterior.prior_precision_diag.double())
     else:
-        other = _gaussian_of(prior)
-        fixed = [_beside(one) for one in (posterior, prior)]
+        other = gaussian_of(prior)
+        fixed = [left_alone(one) for one in (posterior, prior)]
         if [each.shape for each in fixed[0]] != [each.shape for each in fixed[1]] or mean.shape != other[0].shape:
             what = "posterior and prior are uncertain of different weights: their divergence is infinite"
             raise AssumptionError(what, hint="both of all weights, or both of the last layer, of networks of one form")
@@ -245,7 +252,7 @@ def _laplace(posterior: Any, prior: Any) -> Hypotheses:
             )
     kl = full_gaussian_kl(mean, covariance, *other).item()
     network = copy.deepcopy(posterior.model)
-    free = _uncertain(posterior, network)
+    free = uncertain(posterior, network)
 
     def draw(count: int, generator: torch.Generator) -> Iterator[Predict]:
         for theta in posterior.sample(count, generator=generator):
@@ -253,30 +260,6 @@ def _laplace(posterior: Any, prior: Any) -> Hypotheses:
             yield predictor(network)
 
     return Hypotheses(draw, None, kl)
-
-
-def _gaussian_of(posterior: Any) -> tuple[Tensor, Tensor]:
-    """Mean and covariance of a posterior of laplace-torch."""
-    for name, covariance in (("posterior_covariance", Tensor.double), ("posterior_variance", torch.diag)):
-        if hasattr(posterior, name):
-            return posterior.mean.double(), covariance(getattr(posterior, name)).double()
-    if hasattr(posterior, "posterior_precision") and hasattr(posterior.posterior_precision, "to_matrix"):
-        return posterior.mean.double(), torch.linalg.inv(posterior.posterior_precision.to_matrix().double())
-    what = f"a posterior of laplace-torch with a covariance, got {type(posterior).__name__}"
-    raise AssumptionError(what, hint="hessian_structure 'full', 'diag' or 'kron'; or give sample and kl")
-
-
-def _uncertain(posterior: Any, network: Any) -> list[nn.Parameter]:
-    """Parameters of a network, or of a copy of it, that a posterior is over."""
-    last = type(posterior).__name__.endswith("LLLaplace")
-    return [each for each in (network.last_layer if last else network).parameters() if last or each.requires_grad]
-
-
-def _beside(posterior: Any) -> list[Tensor]:
-    """What of a network its posterior leaves alone: other parameters, and buffers such as those of batch norms."""
-    own = {id(each) for each in _uncertain(posterior, posterior.model)}
-    fixed = [each.detach() for each in posterior.model.parameters() if id(each) not in own]
-    return [*fixed, *posterior.model.buffers()]
 
 
 def _bayesian_ridge(posterior: Any, prior: Any) -> Hypotheses:
@@ -331,14 +314,14 @@ def _guide(guide: Any, model: Any, inputs: Any) -> Hypotheses:
     if max(values) - min(values) > 1e-6 * (1.0 + abs(values[0])):
         what = "the guide's sites, or the program's, depend on each other: their KL divergences vary from draw to draw"
         raise AssumptionError(what, hint="give sample and kl of the guide as a whole")
-    if not 0.0 <= values[0] < math.inf:
+    if not -ROUNDING <= values[0] < math.inf:
         raise AssumptionError(f"the KL divergence of the guide from the program is {values[0]:g}")
 
     def draw(count: int, generator: torch.Generator) -> Iterator[Predict]:
         for _ in range(count):
             yield partial(_played, *_traced(guide, model, inputs, generator))
 
-    return Hypotheses(draw, None, values[0])
+    return Hypotheses(draw, None, max(values[0], 0.0))
 
 
 def _traced(guide: Any, model: Any, inputs: Any, generator: torch.Generator) -> tuple[Any, Any]:
@@ -431,20 +414,3 @@ def _site(drawn: Any, name: str) -> Distribution:
         raise AssumptionError(f"the site {name!r} is constrained, and its guide is not", hint="give sample and kl")
     own: Distribution = beside["fn"]
     return own
-
-
-def outputs_of(result: Any) -> Tensor:
-    """Turn what a predictor says into a tensor: scores [n, C], or labels or real predictions [n].
-
-    Args:
-        result: an array, a tensor or a distribution.
-
-    Returns:
-        [n, C] or [n].
-    """
-    if isinstance(result, Categorical):
-        return result.logits
-    if isinstance(result, Distribution):
-        return result.mean
-    tensor = torch.as_tensor(np.asarray(result) if not isinstance(result, Tensor) else result.detach())
-    return tensor.squeeze(-1) if tensor.dim() == 2 and tensor.shape[1] == 1 else tensor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,9 +15,11 @@ from pacbayes_fl import bounds
 from pacbayes_fl.bounds import Bound, BoundedLoss, Certificate, MonteCarlo, Premises, Provenance, ZeroOne
 from pacbayes_fl.bounds.checks import counts_errors, of_library, row_by_row, whole
 from pacbayes_fl.bounds.holdout import of_losses
+from pacbayes_fl.bounds.losses import require_parts
 from pacbayes_fl.bounds.premises import Source
 from pacbayes_fl.bounds.table import DEFAULT
-from pacbayes_fl.certificates.hypotheses import Hypotheses, Predict, hypotheses_of, outputs_of
+from pacbayes_fl.certificates.hypotheses import Hypotheses, Predict, hypotheses_of
+from pacbayes_fl.certificates.outputs import AS_LABELS, array_of, said_of
 from pacbayes_fl.certificates.repeats import Repeats, largest_variance
 from pacbayes_fl.certificates.request import loss_of
 from pacbayes_fl.errors import AssumptionError, ShapeError, shown
@@ -25,11 +27,6 @@ from pacbayes_fl.errors import AssumptionError, ShapeError, shown
 _MEASURED = ("risk", "variance", "kl", "n", "beta"), ("losses", "risk", "n")
 """Numbers that bounds can have of a posterior, and of one predictor."""
 
-_AS_LABELS = "floats are numbers to be predicted; labels are whole numbers or words: rows=(inputs, targets.astype(int))"
-_TWO_SCORES = (
-    "of one logit a row give two scores, torch.stack((torch.zeros_like(logit), logit), -1); in place of Bernoulli a"
-    " program observes Categorical(logits=...) of these; of numbers to be predicted targets.astype(float)"
-)
 _ASKED, _TOGETHER = 50, 5  # rows that a predictor is asked for again, and how many at a time
 _FAR = 1e-3
 """Of a probability, or of the spread of numbers, by which predictions of one row are two; rounding moves them less."""
@@ -107,7 +104,7 @@ def certify_model(
     repeats = _repeats(keys, targets)
     premises = Premises(_of_copies(source, repeats), independent, chosen, tried=tried)
     record = _bound_of(known, bound, chosen)
-    each = _weighed(known, draws, torch.Generator().manual_seed(seed))
+    each = _weighed(known, draws, torch.Generator().manual_seed(int(seed)))
     kind = _Kind(told=sample is not None or kl is not None, fixed=known.draw is None or sample is not None)
     made = _measured(_each_loss(each, inputs, keys, y, chosen, kind), repeats, chosen, known.draw is not None)
     if record.fixed:
@@ -189,7 +186,7 @@ def _checked(rows: tuple[Any, Any] | None, loss: BoundedLoss | str | None) -> tu
     if not hasattr(inputs := rows[0], "__len__") or hasattr(inputs, "toarray") or getattr(inputs, "is_sparse", False):
         what = f"the inputs in rows must be an array, a tensor or a list with a row each, got a {type(inputs).__name__}"
         raise AssumptionError(what, hint="inputs.toarray() or .to_dense() of a sparse table, list(inputs) of others")
-    targets = np.asarray(rows[1].detach().cpu() if isinstance(rows[1], Tensor) else rows[1])
+    targets = array_of(rows[1])
     if len(inputs) != len(targets) or not len(targets) or targets.ndim != 1:
         raise ShapeError(f"rows must be as many inputs as targets, got {len(inputs)} and targets {targets.shape}")
     labels = not np.issubdtype(targets.dtype, np.floating)
@@ -197,11 +194,12 @@ def _checked(rows: tuple[Any, Any] | None, loss: BoundedLoss | str | None) -> tu
         which = f"{int(missing.sum())} of {len(targets)} rows, row {int(missing.argmax())} first"
         raise AssumptionError(f"targets must be numbers, got NaN in {which}", hint="leave such rows out")
     chosen = loss_of(loss) if isinstance(loss, str) else loss
-    chosen = chosen or (ZeroOne() if labels else bounds.SaturatingSquare())
+    chosen = (ZeroOne() if labels else bounds.SaturatingSquare()) if chosen is None else chosen
+    require_parts(chosen)
     numbers, own = hasattr(chosen, "expected"), not of_library(chosen)
     if numbers if labels else not (numbers or own):  # of a loss of the caller's own nobody but them knows
         what = f"{chosen.name} is not for {'labels' if labels else 'real targets'}, got targets of type {targets.dtype}"
-        raise AssumptionError(what, hint="'saturating-square' is for targets that are floats" if labels else _AS_LABELS)
+        raise AssumptionError(what, hint="'saturating-square' is for targets that are floats" if labels else AS_LABELS)
     return inputs, targets, chosen
 
 
@@ -219,7 +217,7 @@ def _indexed(targets: Any, classes: Any) -> Tensor:
     if np.issubdtype(targets.dtype, np.floating):
         if classes is not None:
             what = f"the model is a classifier, whose labels are {shown(classes)}, got targets of type {targets.dtype}"
-            raise AssumptionError(what, hint=_AS_LABELS)
+            raise AssumptionError(what, hint=AS_LABELS)
         return torch.from_numpy(targets.astype(np.float64))
     if classes is None:
         if not np.issubdtype(targets.dtype, np.integer) and targets.dtype != np.bool_:
@@ -233,8 +231,8 @@ def _indexed(targets: Any, classes: Any) -> Tensor:
 def _keys(inputs: Any) -> list[object]:
     """Give what equal rows of the inputs have in common, by row."""
     try:
-        table = inputs.detach().cpu().numpy() if isinstance(inputs, Tensor) else np.asarray(inputs)
-    except ValueError:  # rows of several lengths
+        table = array_of(inputs)
+    except (ValueError, TypeError, RuntimeError):  # rows of several lengths, or tensors that numpy has no type of
         table = inputs
     return [_key(each) for each in table]
 
@@ -248,7 +246,9 @@ def _repeats(keys: list[object], targets: Any) -> Repeats:
 def _key(row: Any) -> object:
     """Give what equal rows have in common; -0 is 0. Text would leave the middle of a long array out."""
     if isinstance(row, Tensor):
-        row = row.detach().cpu().numpy()
+        row = array_of(row)
+    if isinstance(row, Mapping):
+        return tuple((name, _key(each)) for name, each in sorted(row.items(), key=repr))
     if isinstance(row, np.ndarray) and row.dtype != object:
         return row.shape, (row + 0 if row.dtype.kind in "fc" else row).tobytes()
     if isinstance(row, np.ndarray | list | tuple):
@@ -292,7 +292,7 @@ def _each_loss(
     """
     count, first, alike, parts = 0, None, kind.told, _parts(inputs)
     for weight, one in each:
-        said = _said(one, inputs, y)
+        said = said_of(one, inputs, y, loss)
         if first is None:
             first = said
             if kind.fixed:
@@ -331,10 +331,10 @@ def _require_rows_alone(one: Predict, inputs: Any, parts: list[Any], said: Tenso
         return
     size = len(parts[0])
     try:
-        alone = torch.cat([_said(one, part, y[at * size : (at + 1) * size]) for at, part in enumerate(parts)])
+        alone = torch.cat([said_of(one, part, y[at * size : (at + 1) * size]) for at, part in enumerate(parts)])
     except (AssumptionError, ShapeError, ValueError, TypeError, RuntimeError, IndexError):
         return
-    if _differ(said[: len(alone)], alone) and not _differ(said, _said(one, inputs, y)):
+    if _differ(said[: len(alone)], alone) and not _differ(said, said_of(one, inputs, y)):
         what = f"a predictor must answer a row by itself, and this one says something else where only {size} are there"
         hint = "fit scalers and the like on other rows: scaler.transform in place of fit_transform"
         raise AssumptionError(what, hint=f"{hint}; batch norms in evaluation mode")
@@ -352,46 +352,14 @@ def _differ(said: Tensor, again: Tensor) -> bool:
     return int(far.sum()) > 1 + len(far) / 1000
 
 
-def _said(one: Predict, inputs: Any, y: Tensor) -> Tensor:
-    """Ask one hypothesis: log probabilities [n, C], labels [n] or numbers [n]."""
-    try:
-        said = outputs_of(one(inputs)).cpu()
-    except (ValueError, AttributeError) as error:
-        if type(error).__name__ != "NotFittedError":  # of scikit-learn, which need not be there
-            raise
-        what = f"the model must be fitted before it is certified: {str(error).partition('.')[0]}"
-        raise AssumptionError(what, hint="fit it on rows that are none of the bound's") from error
-    if y.is_floating_point() and said.dim() != 1:
-        raise ShapeError(f"predictions of real targets must be [n], got {list(said.shape)}", hint=_AS_LABELS)
-    if said.dim() not in (1, 2):  # [n, 1, C] against labels [n] would be all pairs of rows
-        what = f"scores of labels must be [n, C], and labels [n], got {list(said.shape)}"
-        raise ShapeError(what, hint="squeeze or average what is neither a row nor a class")
-    if len(said) != len(y):
-        raise ShapeError(f"the model gives {len(said)} predictions of {len(y)} rows")
-    if said.dim() > 1:
-        said = said.double().log_softmax(-1)
-    missing = said.isnan().reshape(len(y), -1).any(1)
-    if bool(missing.any()):
-        which = f"{int(missing.sum())} of {len(y)} rows, row {int(missing.nonzero()[0])} first"
-        raise AssumptionError(
-            f"predictions must be numbers, got NaN in {which}",
-            hint="what is no number has no loss: see what the model makes of these inputs",
-        )
-    if said.dim() == 1 and not y.is_floating_point():
-        if said.is_floating_point() and bool((said != said.round()).any()):
-            what = f"scores of labels must be [n, C], got one number a row, such as {said[said != said.round()][0]:.3g}"
-            raise ShapeError(what, hint=_TWO_SCORES)
-    return said
-
-
 def _losses(said: Tensor, y: Tensor, loss: Any) -> Tensor:
     """Loss of one hypothesis on every row [n], float64."""
     if y.is_floating_point():
-        return row_by_row(loss, loss, torch.ones_like(y, dtype=torch.bool), said.double(), y)
+        return row_by_row(loss, loss, torch.ones_like(y, dtype=torch.bool), said.double(), y).detach()
     if said.dim() == 1:
         if not counts_errors(loss):
             raise AssumptionError(f"{loss.name} needs probabilities, and the model gives labels alone")
         return (said.long() != y).double()
     unknown = (y < 0) | (y >= said.shape[1])
-    losses = row_by_row(loss, loss, ~unknown, said, y.clamp(0, said.shape[1] - 1))
+    losses = row_by_row(loss, loss, ~unknown, said, y.clamp(0, said.shape[1] - 1)).detach()
     return torch.where(unknown, loss.high, losses)

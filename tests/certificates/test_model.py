@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +174,11 @@ DATASET = TensorDataset(torch.zeros(9, 2), torch.zeros(9))
         (lambda m: certify_model(m, rows=DATASET, **FINE), AssumptionError, "rows must be two, .* a TensorDataset"),
         (lambda m: certify_model(m, rows=(data(5)[0], [0]), **FINE), ShapeError, "as many inputs as targets"),
         (lambda m: certify_model(m, rows=(np.zeros((0, 2)), []), **FINE), ShapeError, "as many inputs"),
-        (lambda m: certify_model(m, m, data(9), **FINE), AssumptionError, "how a LogisticRegression is drawn from"),
+        (
+            lambda m: certify_model(m, deepcopy(m), data(9), **FINE),
+            AssumptionError,
+            "how a LogisticRegression is drawn from",
+        ),
         (lambda m: certify_model(m, rows=data(9), loss="nll", **FINE), AssumptionError, "unbounded"),
         (lambda m: certify_model(m, rows=data(9), loss="saturating-square", **FINE), AssumptionError, "not for labels"),
         (lambda m: certify_model([m, m], None, data(9), weights=[1.0, 1.0], **FINE), AssumptionError, "sum to 1"),
@@ -648,3 +654,56 @@ def test_predictors_of_single_rows_are_taken_whatever_they_are(kind: str) -> Non
     }[kind]
     frame = pd.DataFrame(x, index=np.linspace(0.0, 1.0, 200))
     assert certify_model(model, rows=(frame if kind == "frame" else x, y), **FINE).valid
+
+
+def test_what_is_no_loss_is_refused_by_name() -> None:
+    x, y = data(9)
+    for loss, said in (
+        (SaturatingSquare, r"loss must be a loss, got the class SaturatingSquare \(SaturatingSquare"),
+        (lambda p, y: (p - y).abs(), "loss must have name, low, high, convex, and this function has no name, low"),
+        (nn.L1Loss(), "this L1Loss has no name, low"),
+    ):
+        with pytest.raises(AssumptionError, match=said):
+            certify_model(lambda x: x[:, 0], rows=(x, y.astype(float)), loss=loss, **FINE)
+
+
+def test_rows_of_types_that_numpy_lacks_are_taken() -> None:
+    x, y = (torch.from_numpy(each) for each in data(40))
+    got = certify_model(lambda x: x[:, 0].float(), rows=(x.bfloat16(), y.bfloat16()), **FINE)
+    assert got.valid and got.terms["n"] == 40
+    asked = {"rows": (list(x.bfloat16()), y), "loss": "0-1"}
+    assert certify_model(lambda x: torch.stack(x)[:, 0] > 0, **asked, **FINE).terms["n"] == 40
+
+
+def test_rows_of_long_tables_are_told_apart_and_copies_found() -> None:
+    """The text of a long tensor leaves its middle out."""
+    long = [{"text": torch.zeros(3000), "age": 3} for _ in range(3)]
+    long[1]["text"] = long[1]["text"].index_fill(0, torch.tensor([1500]), 1.0)
+    got = certify_model(lambda x: np.zeros(len(x)), rows=(long, np.zeros(3)), **FINE)
+    assert got.terms["n"] == 2  # the first and the last are one row
+
+
+def test_numbers_that_rounding_or_numpy_has_made_are_taken() -> None:
+    x, y = data(40)
+
+    def sampled(generator: torch.Generator) -> Any:
+        return partial(np.multiply, torch.randn((), generator=generator).item())
+
+    def certified(**own: Any) -> Any:
+        given = {"rows": (x[:, 0], y.astype(float)), "sample": sampled, "kl": 0.0, "draws": 20}
+        return certify_model(None, **{**given, **own}, **FINE)
+
+    assert certified(kl=torch.tensor(-3e-8, requires_grad=True)).terms["kl"] == 0.0
+    with pytest.raises(AssumptionError, match=r"kl must be finite and at least 0, got -0\.1"):
+        certified(kl=-0.1)
+    assert torch.equal(certified(seed=np.int64(3)).value, certified(seed=3).value)
+
+
+def test_a_loss_with_slopes_is_its_values() -> None:
+    class Weighed(SaturatingSquare):
+        def __call__(self, prediction: Tensor, y: Tensor) -> Tensor:
+            return super().__call__(prediction, y) * torch.ones(1, requires_grad=True)
+
+    x, y = data(40)
+    got = certify_model(lambda x: x[:, 0], rows=(x, y.astype(float)), loss=Weighed(), **FINE)
+    assert not got.value.requires_grad
