@@ -21,6 +21,7 @@ from torch.nn.utils import vector_to_parameters
 
 from pacbayes_fl.bounds import discrete_kl, full_gaussian_kl
 from pacbayes_fl.bounds.checks import ROUNDING
+from pacbayes_fl.certificates.aliasing import require_apart
 from pacbayes_fl.certificates.laplace_gaussians import gaussian_of, learned_beside, left_alone, uncertain
 from pacbayes_fl.errors import AssumptionError, shown
 
@@ -66,6 +67,7 @@ def hypotheses_of(
     Raises:
         AssumptionError: when the divergence cannot be known.
     """
+    require_apart(model, prior, kl, weights)
     if sample is not None or kl is not None:
         return _told(model, prior, sample, kl, by_label)
     if isinstance(model, list | tuple):
@@ -367,6 +369,9 @@ def _guide_kl(model: Any, inputs: Any, drawn: Any) -> float:
     """Add the divergences of a guide's sites up, given the values of a trace."""
     with torch.no_grad(), pyro.validation_enabled(False):
         played = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(inputs)
+    if shared := [name for name, site in played.nodes.items() if site["type"] == "param" and name in drawn.nodes]:
+        what = f"guide and program share the parameter {shared[0]!r}: what fits one fits the other"
+        raise AssumptionError(what, hint="a number in the program, or a parameter of another name")
     total = 0.0
     for name, site in drawn.nodes.items():
         if site["type"] != "sample":
