@@ -133,15 +133,18 @@ def act(options: argparse.Namespace) -> None:
 def _say(name: str, numbers: Sequence[Numbers], found: Sequence[Certificate]) -> None:
     from pacbayes_fl.certificates import from_numbers
 
-    if len(found) == 1 or not found[0].valid:
+    if len(found) == 1 or not any(each.valid for each in found):
         for line in str(found[0]).splitlines():
             say(line)
     else:
         say(f"{'n':>12}  bound")
         for each, certificate in zip(numbers, found, strict=True):
             vacuous = "  vacuous" if bool(certificate.vacuous) else ""
-            say(f"{each.n:>12g}  {rounded_up(certificate.value.item())}{vacuous}")
-        say(f"{found[0].risk}; each with probability at least {1 - numbers[0].delta:.6g} on its own")
+            value = f"{rounded_up(certificate.value.item())}{vacuous}"
+            say(f"{each.n:>12g}  {value if certificate.valid else 'none: ' + '; '.join(certificate.reasons)}")
+        delta = numbers[0].delta
+        sure = f"{1 - delta:.6g}" if 1 - delta < 0.9999995 else f"1 - {delta:g}"
+        say(f"{found[0].risk}; each with probability at least {sure} on its own")
     say(from_numbers.formula_text(name))
     say(from_numbers.assumptions_text(numbers[0]))
 

@@ -56,6 +56,16 @@ def test_several_numbers_of_rows_are_a_table_and_a_figure(call: Call, tmp_path: 
     assert "no certificate" in untold and "0." not in untold.splitlines()[0]
 
 
+@pytest.mark.parametrize("rows", ["10,101,1000", "101,10,1000"])
+def test_a_table_has_no_number_where_there_is_no_certificate(call: Call, rows: str) -> None:
+    """A tenth of 101 rows is no number of errors: by itself it was refused, and in a table it had a bound."""
+    fixed = ("--risk", 0.1, "--delta", 1e-9, "--prior", "split", "--independent", "--loss", "0-1")
+    out = call("bound", "holdout-binomial", "--n", rows, *fixed).out
+    table = {line.split()[0]: line.split(maxsplit=1)[1] for line in out.splitlines()[1:4]}
+    assert table["101"].startswith("none: the risk times n is no whole number of errors")
+    assert float(table["10"].split()[0]) > float(table["1000"]) > 0.1 and "at least 1 - 1e-09 on its own" in out
+
+
 def test_a_target_says_how_many_rows_it_takes(call: Call) -> None:
     fixed = ("--risk", 0.09, "--kl", 1.4, "--delta", 0.05, "--prior", "split", "--independent")
     assert call("bound", "seeger", "--target", 0.15, *fixed).out == "481 rows, all else equal\n"
