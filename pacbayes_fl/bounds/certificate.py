@@ -38,7 +38,8 @@ _ROUNDING = 1e-5  # of the range: what a mean in float32 of many losses may be o
 class MonteCarlo:
     """A number that was estimated by independent draws from the posterior.
 
-    It is an empirical risk, or, for draws of priors from a hyper-posterior, an average of clients' free energies.
+    It is an empirical risk, or, for draws of priors from a hyper-posterior, an average of clients' free energies; of
+    one posterior, though the bound itself holds for all: the smallest of several certificates needs `Premises.tried`.
 
     Args:
         draws: number of draws, M.

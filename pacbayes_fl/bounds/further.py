@@ -81,6 +81,9 @@ def anytime(
     Rows may keep arriving and be certified after each, whoever stops when: delta is spent once, on one prior that was
     fixed before the first of them. It costs ln(2) / 2 nats more than the kl inverse does at one n that was fixed.
 
+    A risk that was estimated by draws is one estimate at each n, which may mislead with delta_M / (n (n + 1)), delta_M
+    the share of the draws: these sum to it, however many estimates there are.
+
     Why it holds: for a fixed hypothesis of mean loss p, x_i in [0, 1] independent, and q ~ Beta(1/2, 1/2),
 
         M_n = E_q prod_i (x_i q / p + (1 - x_i) (1 - q) / (1 - p))
@@ -100,8 +103,10 @@ def anytime(
 
 
 def _anytime(terms: Terms) -> dict[str, Tensor]:
-    nats = terms["kl"] + confidence(terms) + 0.5 * (math.pi * terms["n"] + 1.0).log()
-    return {"bound": in_units(kl_inverse_upper(unit_risk(terms), nats / terms["n"]), terms)}
+    n = terms["n"]
+    nats = terms["kl"] + confidence(terms) + 0.5 * (math.pi * n + 1.0).log()
+    each = {**terms, "mc_delta": terms["mc_delta"] / (n * (n + 1.0))} if "mc_delta" in terms else terms
+    return {"bound": in_units(kl_inverse_upper(unit_risk(each), nats / n), terms)}
 
 
 ANYTIME = Bound(

@@ -11,7 +11,7 @@ import torch
 from scipy import special, stats
 
 from pacbayes_fl import bounds
-from pacbayes_fl.bounds import Premises, Provenance
+from pacbayes_fl.bounds import MonteCarlo, Premises, Provenance
 from pacbayes_fl.bounds.kl_inverse import binary_kl
 from pacbayes_fl.bounds.moment import log_moment
 
@@ -59,6 +59,19 @@ def test_a_bound_for_all_numbers_of_rows_holds_at_all_of_them_where_others_do_no
     fixed = bounds.seeger(0.1, 2.0, 1000, DELTA, FINE).value.item()
     assert fixed < one < fixed + 0.003
     assert 0.5 * math.log(math.pi * 1000 + 1) - log_moment(torch.tensor(1000.0)).item() < 0.5 * math.log(2)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_estimates_at_all_numbers_of_rows_mislead_together_as_often_as_one_may(known: bool) -> None:
+    """Half of the posterior, which is the prior, always errs, and half never: at every n 20 draws estimate 1/2."""
+    draws, n = 20, torch.arange(1, 2001).double().expand(21, -1)
+    wrong = torch.arange(draws + 1).double().unsqueeze(1)
+    risks = (torch.arange(draws) < wrong).double().unsqueeze(1).expand(-1, 2000, -1) if known else None
+    estimate = MonteCarlo(draws, 0.5 * DELTA, risks)
+    risk = (wrong / draws).expand(-1, 2000)
+    value = bounds.anytime(risk, 0.0, n, DELTA, FINE, monte_carlo=estimate).value
+    pmf = torch.from_numpy(stats.binom.pmf(np.arange(draws + 1), draws, 0.5)).unsqueeze(1)
+    assert 1.0 - (1.0 - (pmf * (value < 0.5)).sum(0)).prod() <= 0.5 * DELTA  # .81, and with the risks known .27, where each may
 
 
 def test_one_draw_covers_exactly_and_needs_its_ratio_and_its_moment() -> None:
