@@ -105,7 +105,7 @@ def certify_model(
     premises = Premises(_of_copies(source, repeats), independent, chosen, tried=tried)
     record = _bound_of(known, bound, chosen)
     each = _weighed(known, draws, torch.Generator().manual_seed(int(seed)))
-    kind = _Kind(told=sample is not None or kl is not None, fixed=known.draw is None or sample is not None)
+    kind = _Kind(told=sample is not None or kl is not None, fixed=kl is None or sample is not None)
     made = _measured(_each_loss(each, inputs, keys, y, chosen, kind), repeats, chosen, known.draw is not None)
     if record.fixed:
         return _of_fixed(record, made, repeats, delta, premises)
@@ -332,7 +332,7 @@ def _require_rows_alone(one: Predict, inputs: Any, parts: list[Any], said: Tenso
     size = len(parts[0])
     try:
         alone = torch.cat([said_of(one, part, y[at * size : (at + 1) * size]) for at, part in enumerate(parts)])
-    except (AssumptionError, ShapeError, ValueError, TypeError, RuntimeError, IndexError):
+    except (AssumptionError, ShapeError, ValueError, TypeError, RuntimeError, LookupError, AssertionError):
         return
     if _differ(said[: len(alone)], alone) and not _differ(said, said_of(one, inputs, y)):
         what = f"a predictor must answer a row by itself, and this one says something else where only {size} are there"

@@ -639,6 +639,25 @@ def test_a_predictor_that_looks_at_other_rows_is_refused(kind: str, how: str) ->
     assert certified(normed if how == "network" else answered).valid
 
 
+def test_a_program_that_standardises_by_its_call_is_refused() -> None:
+    def made(scale: Any) -> Any:
+        def program(x: Tensor) -> None:
+            w = pyro.sample("w", distributions.Normal(torch.zeros(2).double(), 1.0).to_event(1))
+            with pyro.plate("rows", len(x)):
+                pyro.sample("y", distributions.Normal(scale(x) @ w, 0.1))
+
+        return program
+
+    def guide(x: Tensor) -> None:
+        pyro.sample("w", distributions.Normal(torch.ones(2).double(), 0.1).to_event(1))
+
+    x = torch.from_numpy(data(200)[0])
+    asked: dict[str, Any] = {"rows": (x, x.sum(1)), "draws": 20, **FINE}
+    with pytest.raises(AssumptionError, match="must answer a row by itself"):
+        certify_model(guide, made(lambda x: (x - x.mean(0)) / x.std(0)), **asked)
+    assert certify_model(guide, made(lambda x: x / 2), **asked).valid
+
+
 @pytest.mark.parametrize("kind", ["table", "noise", "wide", "frame"])
 def test_predictors_of_single_rows_are_taken_whatever_they_are(kind: str) -> None:
     """Predictions that were made before, that draw noise by row, or that rounding moves with the number of rows."""
