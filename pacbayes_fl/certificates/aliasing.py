@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import FunctionType, ModuleType
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from pacbayes_fl.errors import AssumptionError
 _DEEP = 4  # containers in containers that are looked into
 
 
-def require_apart(model: Any, prior: Any, kl: Any, weights: Any) -> None:
+def require_apart(model: object, prior: object, kl: object, weights: object) -> None:
     """Refuse a prior that changed whenever the posterior did: the divergence is that of the posterior from itself.
 
     `prior.fit` gives the same estimator again, `state_dict` and `copy.copy` give the same storage. What both share and
@@ -49,12 +48,12 @@ def require_apart(model: Any, prior: Any, kl: Any, weights: Any) -> None:
         raise AssumptionError(f"{what}, as of state_dict() or copy.copy", hint=hint)
 
 
-def _storages(thing: Any, every: bool) -> set[int]:
+def _storages(thing: object, every: bool) -> set[int]:
     """Addresses of the tensors and arrays in a thing: of all, or of those with slopes."""
     return {at for at, trained in _tensors(thing, _DEEP) if (every or trained) and at}
 
 
-def _tensors(thing: Any, deep: int) -> Iterator[tuple[int, bool]]:
+def _tensors(thing: object, deep: int) -> Iterator[tuple[int, bool]]:
     """Yield the address of every tensor or array in a thing, and whether it has slopes."""
     if isinstance(thing, nn.Module):
         for each in (*thing.parameters(), *thing.buffers()):

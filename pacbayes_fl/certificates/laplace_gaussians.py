@@ -38,7 +38,7 @@ def gaussian_of(posterior: Any) -> tuple[Tensor, Tensor]:
     raise AssumptionError(what, hint="hessian_structure 'full', 'diag' or 'kron'; or give sample and kl")
 
 
-def uncertain(posterior: Any, network: Any) -> list[nn.Parameter]:
+def uncertain(posterior: object, network: Any) -> list[nn.Parameter]:
     """List the parameters that a posterior is over.
 
     Args:

@@ -243,7 +243,7 @@ def _repeats(keys: list[object], targets: Any) -> Repeats:
     return Repeats(torch.tensor([[seen.setdefault(pair, len(seen)) for pair in pairs]]), False)
 
 
-def _key(row: Any) -> object:
+def _key(row: object) -> object:
     """Give what equal rows have in common; -0 is 0. Text would leave the middle of a long array out."""
     if isinstance(row, Tensor):
         row = array_of(row)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, OneHotCategorical
 
+from pacbayes_fl.bounds import BoundedLoss
 from pacbayes_fl.bounds.checks import in_declared_range
+from pacbayes_fl.data.archives import Array
 from pacbayes_fl.errors import AssumptionError, ShapeError
 
 AS_LABELS = "floats are numbers to be predicted; labels are whole numbers or words: rows=(inputs, targets.astype(int))"
@@ -24,7 +26,14 @@ _SUM = 1e-3
 """By which probabilities of a row may miss 1: those in half precision do."""
 
 
-def said_of(one: Callable[[Any], Any], inputs: Any, y: Tensor, loss: Any = None) -> Tensor:
+class RowLoss(BoundedLoss, Protocol):
+    """A bounded loss that can be called."""
+
+    def __call__(self, prediction: Tensor, y: Tensor) -> Tensor:
+        """Loss by row."""
+
+
+def said_of(one: Callable[[Any], object], inputs: object, y: Tensor, loss: RowLoss | None = None) -> Tensor:
     """Ask one hypothesis what it says of all rows.
 
     Args:
@@ -79,7 +88,7 @@ def _are_probabilities(scores: Tensor) -> bool:
     return bool((scores >= 0).all()) and bool(((scores.double().sum(-1) - 1.0).abs() <= _SUM).all())
 
 
-def _differs(loss: Any, scores: Tensor, y: Tensor) -> bool:
+def _differs(loss: RowLoss, scores: Tensor, y: Tensor) -> bool:
     """Whether it matters to a loss that probabilities [n, C] are taken for scores: not where it counts errors."""
     known = (y >= 0) & (y < scores.shape[1])
     said, labels = scores[known], y[known]
@@ -89,7 +98,7 @@ def _differs(loss: Any, scores: Tensor, y: Tensor) -> bool:
     return not torch.equal(taken, meant)
 
 
-def outputs_of(result: Any) -> Tensor:
+def outputs_of(result: object) -> Tensor:
     """Turn what a predictor says into a tensor: scores [n, C], or labels or real predictions [n].
 
     Args:
@@ -106,7 +115,7 @@ def outputs_of(result: Any) -> Tensor:
     return tensor.squeeze(-1) if tensor.dim() == 2 and tensor.shape[1] == 1 else tensor
 
 
-def array_of(values: Any) -> Any:
+def array_of(values: object) -> Array:
     """Turn inputs or targets into an array.
 
     Args:
