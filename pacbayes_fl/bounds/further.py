@@ -137,6 +137,9 @@ def tandem(
 
     Where errors are hardly correlated it is below the factor 2 of "majority vote", and never below the risk's 4 L^2.
 
+    Draws that estimate T^ are independent pairs. All pairs of S hypotheses are S // 2 such draws: their mean
+    is one over all orders of means of S // 2 disjoint pairs (Hoeffding 1963, section 5).
+
     Why it holds: where a weighted vote errs, Q-mass of at least a half errs, so that P[MV errs] <= P[E_Q 1[h errs] >=
     1/2] <= 4 E (E_Q 1[h errs])^2 = 4 E_Q^2 T(h, h') by Markov's inequality of second order; the kl inverse is applied
     to pairs of hypotheses, whose prior is P^2, and KL(Q^2 || P^2) = 2 KL(Q || P).

@@ -60,7 +60,7 @@ def holdout_binomial(risk: Number, n: Number, delta: Number, premises: Premises)
     elif not bool(whole_errors(share, rows).all()):
         reasons = ("the risk times n is no whole number of errors: it is not that of one fixed predictor on n rows",)
     else:  # of a share that was rounded down the errors are those it stands for
-        share = torch.maximum(share, (share * rows).round() / rows)
+        share = share + ((share * rows).round() / rows - share).clamp_min(0.0).detach()
     return _of_fixed("hold-out, binomial tail", _binomial, {"risk": share, "n": rows}, delta, premises, reasons)
 
 

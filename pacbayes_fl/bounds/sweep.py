@@ -107,8 +107,8 @@ def rows_needed(
     """Find the least number of rows at which a bound is at most a target, were all its other numbers the same.
 
     min {n : bound(n) <= target} among numbers of rows at which it is defined and valid, by bisection: bounds fall with
-    n, but for a prior that was drawn privately from all of these rows, whose cost grows with them. A bound that counts
-    errors is valid where risk times n is a whole number of them.
+    n, but for a prior that was drawn privately from all of these rows, whose cost grows with them, and in the end for
+    estimates of `anytime`. A bound that counts errors is valid where risk times n is a whole number of them.
 
     Args:
         target: in the unit of the loss.
@@ -145,10 +145,9 @@ def rows_needed(
     def at(n: int) -> Certificate:
         return _certified(record, {**numbers, "n": float(n), "delta": delta}, premises, monte_carlo, 1)
 
-    most = at(_MOST)  # numbers that no bound takes are refused here, and what is refused below is too few rows
-    if (end := most.value.item()) > target:
-        what = f"with 10^12 rows the bound {record.name!r} is {end:.6g}"
-        raise AssumptionError(f"no number of rows gives {target:g}: {what}", hint="a larger target, or less risk")
+    end = at(
+        _MOST
+    ).value.item()  # numbers that no bound takes are refused here, and what is refused below is too few rows
 
     def enough(n: int) -> bool:
         try:
@@ -158,6 +157,9 @@ def rows_needed(
 
     low, high = 0, 1
     while not enough(high):
+        if high >= _MOST:
+            what = f"with 10^12 rows the bound {record.name!r} is {end:.6g}"
+            raise AssumptionError(f"no number of rows gives {target:g}: {what}", hint="a larger target, or less risk")
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2

@@ -143,3 +143,16 @@ def test_the_tandem_bound_pays_for_both_draws_and_is_sharp_where_half_of_the_mas
     assert uncorrelated.value < bounds.seeger(0.1, 1.0, 5000, DELTA, factor_two).value
     wrong = dataclasses.replace(FINE, loss=bounds.SaturatingSquare())
     assert any("no 0-1 loss" in reason for reason in bounds.tandem(0.1, 1.0, 50, DELTA, wrong).reasons)
+
+
+def test_all_pairs_of_drawn_hypotheses_are_half_as_many_draws() -> None:
+    """A posterior, its own prior, of which .7 always errs: 200 draws, of which the pairs that both err are counted."""
+    size, chance, share = 200, 0.7, 0.8 * DELTA
+    wrong = torch.arange(size + 1).double()
+    pairs, pmf = wrong * (wrong - 1) / (size * (size - 1)), stats.binom.pmf(wrong.numpy(), size, chance)
+
+    def misled(draws: int) -> float:
+        value = bounds.tandem(pairs, 0.0, 10**9, DELTA, FINE, monte_carlo=MonteCarlo(draws, share)).value
+        return float(pmf[(value < 4 * chance**2).numpy()].sum())
+
+    assert misled(size // 2) <= share < misled(size * (size - 1) // 2)

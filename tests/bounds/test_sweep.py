@@ -168,3 +168,15 @@ def test_targets_out_of_reach_are_refused_with_what_there_is() -> None:
 def test_what_is_no_sweep_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(AssumptionError, match=message):
         sweep(given.pop("bound"), **{**AT, **given})
+
+
+def test_a_bound_whose_estimates_cost_more_with_more_rows_has_a_least_number_of_them() -> None:
+    """Estimates of `anytime` have a share of delta that falls with n: .61 at 10^12 rows, and .5 at a few hundred."""
+    drawn = MonteCarlo(100, 0.01)
+    n = rows_needed(0.5, "anytime", **AT, monte_carlo=drawn)
+    by_rows = sweep("anytime", n=[float(each) for each in range(1, n + 1)], **AT, monte_carlo=drawn).values
+    assert by_rows[-1] <= 0.5 < by_rows[:-1].min() and sweep("anytime", n=1e12, **AT, monte_carlo=drawn).values > 0.5
+    with pytest.raises(
+        AssumptionError, match=r"no number of rows gives 0\.15: with 10\^12 rows the bound 'anytime' is 0\."
+    ):
+        rows_needed(0.15, "anytime", **AT, monte_carlo=drawn)
