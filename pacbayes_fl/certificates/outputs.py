@@ -30,7 +30,15 @@ class RowLoss(BoundedLoss, Protocol):
     """A bounded loss that can be called."""
 
     def __call__(self, prediction: Tensor, y: Tensor) -> Tensor:
-        """Loss by row."""
+        """Give the loss by row.
+
+        Args:
+            prediction: log probabilities [n, C], or numbers [n].
+            y: labels or real targets [n].
+
+        Returns:
+            [n].
+        """
 
 
 def said_of(one: Callable[[Any], object], inputs: object, y: Tensor, loss: RowLoss | None = None) -> Tensor:
