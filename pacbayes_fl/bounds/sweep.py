@@ -145,9 +145,8 @@ def rows_needed(
     def at(n: int) -> Certificate:
         return _certified(record, {**numbers, "n": float(n), "delta": delta}, premises, monte_carlo, 1)
 
-    end = at(
-        _MOST
-    ).value.item()  # numbers that no bound takes are refused here, and what is refused below is too few rows
+    # Numbers that no bound takes are refused here, and what is refused below is too few rows.
+    end = at(_MOST).value.item()
 
     def enough(n: int) -> bool:
         try:
