@@ -10,6 +10,7 @@ from itertools import chain, product
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+import torch
 from torch import Tensor
 
 from pacbayes_fl import settings
@@ -19,7 +20,7 @@ from pacbayes_fl.errors import ClientError, NumericalError, StudyError, caller_s
 from pacbayes_fl.federation import engine, federation_state, personalisation
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods import HeldOutChoice
-from pacbayes_fl.noise import Noise
+from pacbayes_fl.noise import Noise, generator_from_text
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study import residuals
 from pacbayes_fl.study.choices import ROUNDS, TEMPERATURE, candidates, with_value
@@ -32,6 +33,9 @@ from pacbayes_fl.study.search.scores import HeldOutScore
 from pacbayes_fl.study.search.told import told
 
 _FOLDS = 5
+_CLIENTS: Final = (
+    256  # that paths are followed of: each costs the rounds of a run, and a mean over as many is exact enough
+)
 
 _MARGINS = MappingProxyType(
     {
@@ -106,7 +110,7 @@ def choose(
         if on_trial is not None:
             on_trial(RoundRecord(0, train.clients, values={name: score}))
 
-    notes, paths = JsonTable(), _Paths(dataset)
+    notes, paths = JsonTable(), _Paths(dataset, study.seed)
     for asked in study.held_out:
         if asked.clients and asked is not ROUNDS:
             study, notes[asked.key] = _along_paths(study, asked, paths, tell)
@@ -154,10 +158,12 @@ def _spared(study: Study, dataset: tables.Dataset) -> _Spared | None:
 
 
 class _Paths:
-    """Paths of federations on the same data, each of which is followed once."""
+    """Paths of federations on the same data, each of which is followed once; `whose` says of which of many clients."""
 
-    def __init__(self, dataset: tables.Dataset) -> None:
-        self._dataset, self._known = dataset, list[tuple[Study, Sequence[int], Along]]()
+    def __init__(self, dataset: tables.Dataset, seed: int) -> None:
+        few, count = _fewer(dataset, seed), dataset.groups["existing"].train.clients
+        self.whose = "" if few is dataset else f"; by {_CLIENTS} of the {count} clients"
+        self._dataset, self._known = few, list[tuple[Study, Sequence[int], Along]]()
 
     def __call__(
         self,
@@ -178,6 +184,17 @@ class _Paths:
         return path
 
 
+def _fewer(dataset: tables.Dataset, seed: int) -> tables.Dataset:
+    """Draw some of many clients that train, of those first that have a row to spare: the others would say the same."""
+    group = dataset.groups["existing"]
+    if group.train.clients <= _CLIENTS:
+        return dataset
+    order = torch.randperm(group.train.clients, generator=generator_from_text(f"held-out clients/{seed}"))
+    single = (group.train.size.cpu() < 2)[order]
+    drawn = order[single.argsort(stable=True)][:_CLIENTS]
+    return replace(dataset, groups={**dataset.groups, "existing": group.select(drawn.sort().values)})
+
+
 def _along_paths(
     study: Study, asked: HeldOutChoice, paths: _Paths, tell: Callable[[str, float], None]
 ) -> tuple[Study, JsonTable]:
@@ -196,7 +213,7 @@ def _along_paths(
         tell(f"{asked.key}={candidate}", scores[candidate])
     if not causes and not any(map(math.isfinite, scores.values())):
         return _unchosen(study, asked, usual, _why(*known.values()))
-    rule = _words_of_path(None if whole else rounds) + _MARGINS[asked.better]
+    rule = _words_of_path(None if whole else rounds) + paths.whose + _MARGINS[asked.better]
     chosen, note = _chosen(asked.key, scores, rule, causes)
     if math.isfinite(scores[usual]) and not known[chosen].ahead_of(known[usual], asked.better):
         chosen = note["chosen"] = usual
@@ -222,7 +239,7 @@ def _rounds(study: Study, paths: _Paths, tell: Callable[[str, float], None]) -> 
     if remark is not None:
         warnings.warn(f"{remark}; {path.best} are taken", stacklevel=caller_stacklevel())
     scores = {str(mark): score if math.isfinite(score) else None for mark, score in path.scores.items()}
-    note = {"chosen": path.best, "scores": scores, "rule": _words_of_path(None)}
+    note = {"chosen": path.best, "scores": scores, "rule": _words_of_path(None) + paths.whose}
     note |= {} if remark is None else {"remark": remark}
     note |= {"errors": [*path.errors[path.best]]} if path.best in path.errors else {}
     return with_value(study, ROUNDS, path.best), note

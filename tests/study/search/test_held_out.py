@@ -407,6 +407,40 @@ def test_the_number_of_rounds_is_the_best_of_one_path(few: None) -> None:
     ]
 
 
+def test_paths_are_of_some_of_many_clients_of_those_first_that_have_a_row_to_spare(
+    few: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Which ones depends on the seed alone; a run trains on all, and says how many chose."""
+    rows = [
+        {"client": f"c{k}", "split": part, "x": at + k / 8 + (part == "test") / 2, "y": math.sin(at * (k + 1))}
+        for k in range(12)
+        for part, count in (("train", 1 if k < 4 else 6), ("test", 2))
+        for at in range(count)
+    ]
+    table = {**tiny().table(), "data": {"source": str(write_csv(tmp_path / "rows.csv", rows))}}
+    table["federation"] = {"device": "cpu", "threads": 1}
+    seen: list[tuple[str, ...]] = []
+
+    def watched(study: Study, dataset: tables.Dataset, *rest: Any, **more: Any) -> Along:
+        seen.append(tuple(dataset.groups["existing"].train.names))
+        return follow(study, dataset, *rest, **more)
+
+    monkeypatch.setattr(held_out, "follow", watched)
+    monkeypatch.setattr(held_out, "_CLIENTS", 6)
+    for seed in (0, 0, 1):
+        study = Study.from_table({**table, "seed": seed}, "own.toml")
+        with pytest.warns(UserWarning, match="all training rows are one"):
+            _, notes = choose(study, load(study))
+        assert notes["federation.rounds"]["rule"].endswith("; by 6 of the 12 clients")
+    drawn = sorted(set(seen), key=seen.index)
+    assert len(drawn) == 2 and all(list(one) == sorted(one, key=lambda name: int(name[1:])) for one in drawn)
+    assert all(len(one) == 6 and not {"c0", "c1", "c2", "c3"} & {*one} for one in drawn)
+    monkeypatch.setattr(held_out, "_CLIENTS", 12)
+    with pytest.warns(UserWarning, match="all training rows are one"):
+        _, notes = choose(study, load(study))
+    assert len(seen[-1]) == 12 and "of the 12 clients" not in notes["federation.rounds"]["rule"]
+
+
 def test_no_round_is_taken_where_the_regression_is_better_than_any(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def along(*_: object, **__: object) -> Along:
         return Along({0: -1.0, 2: -2.0, 4: -3.0}, clients={k: (-k, -k, -k) for k in (0, 2, 4)})
