@@ -17,7 +17,7 @@ from pacbayes_fl.files import JsonTable
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.init import Columns, values_of
-from pacbayes_fl.study.timing import Estimate, estimate
+from pacbayes_fl.study.timing import Estimate, estimate, ready
 
 
 @dataclass(frozen=True)
@@ -125,11 +125,13 @@ def check(path: Path | str, study: Study, cost: bool = True, remarks: Sequence[s
             load(asked)
         except PacBayesFLError as error:
             refused.append(str(error))
-        if cost:
-            try:
+        try:
+            if cost:
                 price = estimate(lenient, dataset)
-            except PacBayesFLError as error:
-                refused.append(str(error))
+            else:
+                ready(lenient, dataset)
+        except PacBayesFLError as error:
+            refused.append(str(error))
     return TableCheck(tuple(found), tuple(refused), price)
 
 

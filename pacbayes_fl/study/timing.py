@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from pacbayes_fl.federation.client_calls import cut_calls, parts, prepared
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.study import held_rows
+from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.held_rows import TrainingHistory
 from pacbayes_fl.study.prepare import prepare
@@ -63,6 +64,42 @@ def _said(seconds: float) -> str:
     return f"{seconds:.2g} seconds"
 
 
+class Ready(NamedTuple):
+    """A study that could be trained on its data.
+
+    Args:
+        study: with the first candidate of everything that it leaves open.
+        method: the algorithm.
+        groups: clients by group.
+    """
+
+    study: Study
+    method: AnyMethod
+    groups: Mapping[str, ScaledGroup]
+
+
+def ready(study: Study, dataset: tables.Dataset) -> Ready:
+    """Do what a run does before it trains or tries anything.
+
+    Args:
+        study: what would be run.
+        dataset: its data.
+
+    Returns:
+        What a run would train.
+
+    Raises:
+        PacBayesFLError: when the study cannot be run on these data.
+    """
+    division = held_rows.divide(study, dataset)
+    history = TrainingHistory().extended(study, dataset, division.dataset)
+    if study.held_out:
+        held_rows.rows_for_tuning(study, division)  # or refuse, where all are certified
+        study = held_out.first(study)
+    method, groups = prepare(study, division.dataset, history.fold_of(dataset.groups["existing"].train))
+    return Ready(study, method, groups)
+
+
 def estimate(study: Study, dataset: tables.Dataset, budget: float = 4.0) -> Estimate | None:
     """Time the clients' half of a round on few rows, and extrapolate to all of theirs.
 
@@ -81,13 +118,8 @@ def estimate(study: Study, dataset: tables.Dataset, budget: float = 4.0) -> Esti
     Raises:
         PacBayesFLError: when the study cannot be run on these data.
     """
-    division = held_rows.divide(study, dataset)
-    history = TrainingHistory().extended(study, dataset, division.dataset)
     open_rounds = any(one.option == "rounds" for one in study.held_out)
-    if study.held_out:
-        held_rows.rows_for_tuning(study, division)  # or refuse, where all are certified
-        study = held_out.first(study)
-    method, groups = prepare(study, division.dataset, history.fold_of(dataset.groups["existing"].train))
+    study, method, groups = ready(study, dataset)
     if not method.federated:
         return None
     clients = prepared(method, groups["existing"].train)

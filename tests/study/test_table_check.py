@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pacbayes_fl.errors import DataError
+from pacbayes_fl.errors import DataError, PacBayesFLError
 from pacbayes_fl.study.init import look, roles, write
+from pacbayes_fl.study.run import run
 from pacbayes_fl.study.table_check import check, study_of
 from tests.tiny import Row, write_csv
 
@@ -94,6 +95,27 @@ def test_a_target_beyond_its_row_s_bound_is_said_by_its_line_with_all_else(tmp_p
     assert len(got.findings) > 1 and got.cost is not None
     (refused,) = got.refused
     assert "'a': has a target of 8, beyond its row's bounds [-inf, 5] (line 11)" in refused
+
+
+@pytest.mark.parametrize("cost", [False, True])
+@pytest.mark.parametrize(
+    ("method", "sets", "said"),
+    [
+        ("pac-pfl", ("data.transform=log1p",), "has a target of -1, and data.transform = 'log1p'"),
+        ("gbt", ("report.intervals=conformal",), "needs leave-one-out residuals, which gbt does not have"),
+        ("gbt", ("data.scale=held-out",), "data.scale = 'held-out' is not for gbt"),
+    ],
+)
+def test_what_method_and_target_refuse_is_said_whether_or_not_a_round_is_timed(
+    method: str, sets: tuple[str, ...], said: str, cost: bool, tmp_path: Path
+) -> None:
+    path = write_csv(tmp_path / "houses.csv", houses())
+    study = study_of(path, look(path, "house"), method, ["data.missing=drop", *sets])
+    (refused,) = check(path, study, cost=cost).refused
+    assert said in refused
+    with pytest.raises(PacBayesFLError) as error:
+        run(study)
+    assert str(error.value) == refused
 
 
 def test_a_table_that_cannot_be_read_at_all_is_refused(tmp_path: Path) -> None:
