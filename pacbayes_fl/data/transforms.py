@@ -29,6 +29,7 @@ class Kind:
         log_slope: ln g'(y) of y [*].
         domain: between which y must lie, itself no end; None for the bounds of the target.
         knots: where g^-1 bends, in units of t, for quadrature.
+        growth: see `Transform.growth`.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Kind:
     log_slope: _Map
     domain: tuple[float, float] | None
     knots: tuple[float, ...]
+    growth: Callable[[Transform], tuple[float, float]]
 
 
 class Transform(NamedTuple):
@@ -76,6 +78,11 @@ class Transform(NamedTuple):
     def domain(self) -> tuple[float, float]:
         """Ends between which targets lie, themselves none."""
         return (self.low, self.high) if self.kind.domain is None else self.kind.domain
+
+    @property
+    def growth(self) -> tuple[float, float]:
+        """Powers a with which |y| grows as |t|^a towards minus infinity and infinity; 0 at an end, inf as exp does."""
+        return self.kind.growth(self)
 
     def forward(self, y: Tensor) -> Tensor:
         """Transform targets.
@@ -150,6 +157,10 @@ def _power(y: Tensor, power: float) -> Tensor:
     return torch.expm1(power * torch.log1p(y)) / power if power else torch.log1p(y)
 
 
+def _inverse(power: float) -> float:
+    return 1.0 / power if power else math.inf
+
+
 def _two_sided(function: Callable[[Tensor, float], Tensor], values: Tensor, power: float) -> Tensor:
     """Take a power on numbers that are not negative, and 2 - power on the others, with both signs turned."""
     above, below = function(values.clamp_min(0.0), power), function((-values).clamp_min(0.0), 2.0 - power)
@@ -165,6 +176,7 @@ _KINDS: Final = (
         lambda y, _: -torch.log1p(y),
         (-1.0, math.inf),
         (),
+        lambda _: (0.0, math.inf),
     ),
     Kind(
         "logit",
@@ -176,6 +188,7 @@ _KINDS: Final = (
         lambda y, of: math.log(of.high - of.low) - (y - of.low).log() - (of.high - y).log(),
         None,
         (-30.0, -12.0, -6.0, -3.0, -1.5, 0.0, 1.5, 3.0, 6.0, 12.0, 30.0),
+        lambda _: (0.0, 0.0),
     ),
     Kind(  # Yeo and Johnson, Biometrika 87, 2000, eq. 2.1
         "yeo-johnson",
@@ -185,6 +198,7 @@ _KINDS: Final = (
         lambda y, of: (of.power - 1.0) * y.sign() * torch.log1p(y.abs()),
         (-math.inf, math.inf),
         (0.0,),
+        lambda of: (_inverse(2.0 - of.power), _inverse(of.power)),
     ),
 )
 

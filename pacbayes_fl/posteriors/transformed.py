@@ -189,9 +189,10 @@ class TransformedMixture:
         mean = (weights * (centre + first)).sum(1)
         within = (second - first.square()).clamp_min(0.0)
         variance = (weights * (within + (centre + first - mean.unsqueeze(1)).square())).sum(1)
-        return self._large(mean, self.inner.mean.sign()), self._large(variance, 1.0)
+        down, up = self.transform.growth  # what is too large lies where targets grow faster
+        return self._large(mean, 1.0 if up >= down else -1.0), self._large(variance, 1.0)
 
-    def _large(self, values: Tensor, sign: Tensor | float) -> Tensor:
+    def _large(self, values: Tensor, sign: float) -> Tensor:
         """Make infinite what was too large for a number on its way [K, N]; a mixture of no numbers stays none."""
         known = (self.inner.means.isfinite() & self.inner.variances.isfinite()).all(1)
         return torch.where(values.isnan() & known, torch.inf * sign, values)

@@ -9,6 +9,7 @@ from pacbayes_fl.data.learned_power import learned_power, power_sums
 from pacbayes_fl.data.transforms import Transform
 from pacbayes_fl.errors import PrivacyError, StudyError, caller_stacklevel
 from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.gp_model import GPModel
 
 
 def settle_transform(study: Study, train: ClientBatch, why: str) -> Transform | None:
@@ -24,7 +25,7 @@ def settle_transform(study: Study, train: ClientBatch, why: str) -> Transform | 
 
     Raises:
         DataError: naming a client that has a target outside the domain.
-        StudyError: when targets are labels, or nobody may learn anything of others' rows.
+        StudyError: when targets are labels, nobody may learn anything of others' rows, or predictions have no mean.
         PrivacyError: when a private run would publish the sums, which nothing pays for.
     """
     transform = study.data.target_transform
@@ -34,6 +35,7 @@ def settle_transform(study: Study, train: ClientBatch, why: str) -> Transform | 
         raise StudyError("[data] transform is of numbers, and targets are labels", hint="drop it")
     transform.check(train)
     if study.data.transform_lambda != "learned":
+        _require_mean(study, transform)
         return transform
     if why:
         what = f"[data] transform_lambda = 'learned' takes sums of all clients' targets, and {why}"
@@ -44,4 +46,21 @@ def settle_transform(study: Study, train: ClientBatch, why: str) -> Transform | 
         why = "training targets do not vary, or cannot be squared"
         what = f"data.transform_lambda = 1, which leaves targets as they are: {why}"
         warnings.warn(what, stacklevel=caller_stacklevel())
-    return transform._replace(power=1.0 if power is None else power)
+    transform = transform._replace(power=1.0 if power is None else power)
+    _require_mean(study, transform)
+    return transform
+
+
+def _require_mean(study: Study, transform: Transform) -> None:
+    """Refuse Student-t noise of t under which E|y| is infinite: |y| grows as |t|^a, and E|t|^a is finite for a < nu."""
+    model, data = study.model, study.data
+    if not isinstance(model, GPModel) or model.likelihood != "student-t":
+        return
+    learned = model.degrees_of_freedom == "learned"  # which are above 2
+    nu = 2.0 if isinstance(model.degrees_of_freedom, str) else model.degrees_of_freedom
+    ends = (("below", "lower_bound", data.lower_bound), ("above", "upper_bound", data.upper_bound))
+    for growth, (side, key, end) in zip(transform.growth, ends, strict=True):
+        if end is None and not (growth < nu or (learned and growth == nu)):
+            what = f"[data] transform = {transform.name!r}, t = {transform.title}, with model.likelihood = 'student-t':"
+            hint = f"data.{key}, or model.likelihood = 'gaussian'"
+            raise StudyError(f"{what} targets have no mean where nothing ends them {side}", hint=hint)

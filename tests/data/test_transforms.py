@@ -70,3 +70,15 @@ def test_targets_outside_are_refused_by_client_and_value(of: Transform, bad: flo
     of.check(batch.select(torch.tensor([0])))
     out = of.apply(batch.select(torch.tensor([0])))
     assert out.y[~out.mask].eq(0).all()
+
+
+@pytest.mark.parametrize("of", EACH, ids=str)
+def test_targets_grow_as_the_power_of_the_transform_that_is_said(of: Transform) -> None:
+    """The slope of ln |y| over ln |t| far out, which doubles with t where y grows as its exponential."""
+    for sign, said in zip((-1.0, 1.0), of.growth, strict=True):
+        far = sign * torch.tensor([150.0, 300.0, 600.0], dtype=F64)
+        slope = of.inverse(far).abs().log().diff() / far.abs().log().diff()
+        if math.isinf(said):
+            assert slope[0] > 50 and slope[1] > 1.9 * slope[0]
+        else:
+            assert slope.tolist() == pytest.approx([said, said], abs=0.1)

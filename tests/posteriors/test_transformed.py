@@ -168,6 +168,21 @@ def test_what_is_too_large_for_a_number_is_infinite_and_not_left_out_of_averages
     assert none.mean.isnan() and none.variance.isnan() and none.ranked_score(y).isnan()
 
 
+def test_an_infinite_mean_is_on_the_side_where_targets_go_on_without_end() -> None:
+    for of, end in (
+        (Transform("log1p"), INF),
+        (Transform("yeo-johnson", power=0.0), INF),
+        (Transform("yeo-johnson", power=2.0), -INF),
+    ):
+        for mean in (-0.4, 0.4):
+            wide = NormalMixture(
+                torch.full((1, 2), math.log(0.5), dtype=F64),
+                torch.full((1, 2, 1), mean, dtype=F64),
+                torch.tensor([[[1.0], [1e4]]], dtype=F64),
+            )
+            assert float(pushed(of, inner=wide).mean) == end
+
+
 @TRANSFORMED
 def test_bounds_of_rows_are_those_of_each_alone(of: Transform) -> None:
     low, high = torch.tensor([[0.3, 0.1], [0.1, 0.2]], dtype=F64), torch.tensor([[0.6, 0.9], [0.7, 0.5]], dtype=F64)

@@ -16,6 +16,7 @@ from tests.faults.test_transformed_targets import prices
 from tests.tiny import on_csv, write_csv
 
 LEARNED = ("data.transform=yeo-johnson", "data.transform_lambda=learned")
+BOUNDS = ("data.lower_bound=-1e9", "data.upper_bound=1e9")
 
 
 def test_it_is_of_the_training_rows_of_existing_clients(tmp_path: Path) -> None:
@@ -63,3 +64,38 @@ def test_deployments_are_refused_since_nodes_know_their_own_rows(tmp_path: Path)
 def test_other_transforms_have_no_power(tmp_path: Path, transform: str) -> None:
     with pytest.raises(StudyError, match=f"'learned' is of transform = 'yeo-johnson', got '{transform}'"):
         on_csv(tmp_path / "rows.csv", f"data.transform={transform}", "data.transform_lambda=learned")
+
+
+@pytest.mark.parametrize(
+    ("sets", "side"),
+    [
+        (("data.transform=log1p",), "upper"),
+        (("data.transform=yeo-johnson", "data.transform_lambda=0.3"), "upper"),
+        (("data.transform=yeo-johnson", "data.transform_lambda=1.8", "data.upper_bound=1e9"), "lower"),
+        (("data.transform=yeo-johnson", "model.degrees_of_freedom=2.5", "data.transform_lambda=0.4"), "upper"),
+    ],
+)
+def test_targets_without_a_mean_are_refused_with_the_bound_that_gives_one(
+    tmp_path: Path, sets: tuple[str, ...], side: str
+) -> None:
+    """E|t|^p of a Student-t is infinite from p = nu on, so that the mean of exp t is whatever nu is."""
+    study = on_csv(prices(tmp_path / "rows.csv"), *sets, "model.likelihood=student-t")
+    with pytest.raises(StudyError, match=rf"targets have no mean where nothing ends them .*data\.{side}_bound"):
+        scaling.settle(study, load(study))
+    bounded = on_csv(prices(tmp_path / "rows.csv"), *sets, "model.likelihood=student-t", *BOUNDS)
+    assert scaling.settle(bounded, load(bounded)).transform is not None
+    usual = on_csv(prices(tmp_path / "rows.csv"), *sets)
+    assert scaling.settle(usual, load(usual)).transform is not None
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ("data.transform=yeo-johnson",),
+        ("data.transform=yeo-johnson", "data.transform_lambda=0.3", "model.degrees_of_freedom=4"),
+        ("data.transform=logit", *BOUNDS),
+    ],
+)
+def test_targets_that_have_one_under_heavy_tails_are_not(tmp_path: Path, sets: tuple[str, ...]) -> None:
+    study = on_csv(prices(tmp_path / "rows.csv"), *sets, "model.likelihood=student-t")
+    assert scaling.settle(study, load(study)).transform is not None
