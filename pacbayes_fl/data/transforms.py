@@ -16,6 +16,8 @@ from pacbayes_fl.errors import DataError
 
 _Map = Callable[[Tensor, "Transform"], Tensor]
 
+_LARGEST: Final = 1e150  # transforms whose variances are numbers
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -119,7 +121,7 @@ class Transform(NamedTuple):
         return self.kind.log_slope(y, self)
 
     def check(self, batch: ClientBatch) -> None:
-        """Refuse targets outside the domain.
+        """Refuse targets outside the domain, and those whose transform is too large to be squared.
 
         Args:
             batch: rows in the data's own units.
@@ -134,6 +136,11 @@ class Transform(NamedTuple):
             what = f"has a target of {float(batch.y[k, row]):g}, and data.transform = {self.name!r} takes those"
             hint = "data.transform = 'yeo-johnson' takes all numbers; or leave data.transform out"
             raise DataError(f"{what} above {low:g} and below {high:g} alone", client=batch.names[k], hint=hint)
+        large = batch.mask & ~(self.forward(batch.y).abs() < _LARGEST)
+        if bool(large.any()):
+            k, row = (int(at) for at in large.nonzero()[0])
+            what = f"has a target of {float(batch.y[k, row]):g}, of which {self.title} is too large to be squared"
+            raise DataError(what, client=batch.names[k], hint="give the target in a larger unit")
 
     def apply(self, batch: ClientBatch) -> ClientBatch:
         """Transform the targets of a batch.

@@ -72,6 +72,16 @@ def test_targets_outside_are_refused_by_client_and_value(of: Transform, bad: flo
     assert out.y[~out.mask].eq(0).all()
 
 
+@pytest.mark.parametrize("large", [1e80, 1e160])
+def test_targets_whose_transform_cannot_be_squared_are_refused(large: float) -> None:
+    of = Transform("yeo-johnson", power=2.0)
+    batch = ClientBatch.pad([(torch.zeros(2, 1, dtype=F64), torch.tensor([1e70, large], dtype=F64))], ["a"])
+    with pytest.raises(
+        DataError, match=rf"'a': has a target of 1e\+{math.log10(large):.0f}, .* is too large to be squared"
+    ):
+        of.check(batch)
+
+
 @pytest.mark.parametrize("of", EACH, ids=str)
 def test_targets_grow_as_the_power_of_the_transform_that_is_said(of: Transform) -> None:
     """The slope of ln |y| over ln |t| far out, which doubles with t where y grows as its exponential."""
