@@ -63,7 +63,8 @@ class GPModel:
             goes on beyond the training rows as it was there.
         likelihood: noise around the function: "gaussian", as in the paper, or "student-t", with heavier tails. The
             latter learns a lower bound of the evidence, and says itself what shape errors have, so that `residuals` and
-            conformal intervals are not for it.
+            conformal intervals are not for it; where `data.transform` leaves targets no mean under such tails, as
+            "log1p" does, it needs a bound of the target.
         degrees_of_freedom: of Student-t noise, above 2; "learned" makes them a hyper-parameter.
         residuals: shape of the errors around predicted means, of which neither training nor certificates know:
             "gaussian", as the model has it, or a "mixture" of three normals for each client, fitted after the rounds to
@@ -97,8 +98,11 @@ class GPModel:
     inducing: int | Literal["auto", "none"] = option("auto", low=1, symbol="M")
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Check the ranges, and what is not for Student-t noise whatever is tried."""
         options.check(self, "[model]")
+        if self.likelihood == "student-t" and self.residuals == "held-out":
+            what = "[model] residuals = 'held-out' tries 'mixture', which likelihood = 'student-t' does not have"
+            raise StudyError(what, hint="drop one of them: Student-t noise says itself what shape errors have")
 
     def settled(self, recipe: Recipe, private: bool, folds: bool) -> GPModel:
         """Say where learning starts, and with which kernel, if the table leaves it open.

@@ -62,6 +62,7 @@ def test_other_gaussian_processes_learn_under_it_too(table: Path, name: str) -> 
     ("sets", "said"),
     [
         (("model.residuals=mixture",), "residuals = 'mixture' needs leave-one-out residuals in closed form"),
+        (("model.residuals=held-out",), "residuals = 'held-out' tries 'mixture', which likelihood = 'student-t'"),
         (
             ("report.intervals=conformal",),
             "report.intervals = 'conformal' needs leave-one-out residuals",
