@@ -219,7 +219,7 @@ def words(cells: Cells, gaps: Collection[str] = ()) -> list[str | None]:
     return result
 
 
-MISSING_HINT: Final = "data.missing = 'drop' leaves such rows out, 'median' fills them in"
+MISSING_HINT: Final = "data.missing = 'drop' leaves such rows out, 'median' fills them in, but for bounds"
 
 
 def check_labels(cells: Cells, labels: Numbers) -> None:

@@ -351,6 +351,9 @@ def _inputs(scaled: ScaledGroup) -> dict[str, Tensor]:
 def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: FederationPlan) -> dict[str, Tensor]:
     """Take the headline metric of existing clients' test rows, whose mean is a point of the learning curve.
 
+    Errors are normal along the curve, as their shape is learned after the last round: means depend on it where targets
+    have bounds or a transform, and a table of scores has others there.
+
     Args:
         method: the algorithm.
         state: after some round.
@@ -363,7 +366,7 @@ def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: 
     """
     metric, values = headline("regression"), []
     whole = scaled.shared.transform is not None or scaled.shared.bounds is not None  # whose means need variances
-    predicted = partial(_predicted if whole else _centred, scaled, GAUSSIAN)  # means are those of any shape of errors
+    predicted = partial(_predicted if whole else _centred, scaled, GAUSSIAN)
     for index, result in personalisation.personalise(method, state, scaled.train, plan, predicted):
         rows, used = scaled.test.select(index.cpu()), scaled.used
         if scaled.shared.transform is not None:  # of the targets themselves
