@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -172,9 +173,11 @@ def _told(model: Any, prior: Any, sample: Any, kl: Any, by_label: bool) -> Hypot
     """Take the sampler and the divergence from the caller; a module without a sampler draws whenever it is called."""
     if kl is None:
         raise AssumptionError("a sampler without a divergence certifies nothing", hint="kl = a number, or a function")
+    if sample is not None:
+        _require_sampler(sample)
     said = kl(model, prior) if callable(kl) else kl
     try:
-        value = float(said.detach() if isinstance(said, Tensor) else said)
+        value = float(_no_truth_value(said.detach() if isinstance(said, Tensor) else said))
     except (TypeError, ValueError, RuntimeError) as error:
         what = f"kl must be a number of nats, or a function of model and prior that gives it, got {shown(said)}"
         raise AssumptionError(what, hint="of parts the divergences add up: their sum") from error
@@ -197,6 +200,22 @@ def _told(model: Any, prior: Any, sample: Any, kl: Any, by_label: bool) -> Hypot
                 yield partial(_called, model) if isinstance(model, nn.Module) else model
 
     return Hypotheses(draw, None, max(value, 0.0), classes)
+
+
+def _require_sampler(sample: Any) -> None:
+    try:
+        inspect.signature(sample).bind(torch.Generator())
+    except TypeError as error:
+        what = f"sample must be a function of a torch.Generator that gives one hypothesis, got {shown(sample)}"
+        raise AssumptionError(what, hint="sample=lambda generator: ..., which draws by that generator alone") from error
+    except ValueError:  # of code that says nothing of its arguments
+        return
+
+
+def _no_truth_value(said: Any) -> Any:
+    if isinstance(said, bool | np.bool_) or (isinstance(said, Tensor) and said.dtype == torch.bool):
+        raise TypeError("a truth value is no number of nats")
+    return said
 
 
 def _state(generator: torch.Generator) -> Tensor:

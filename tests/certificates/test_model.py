@@ -268,6 +268,10 @@ SPARSE = r"the inputs in rows must be an array, a tensor or a list with a row ea
         (refused(rows=(iter([1.0]), [0])), SPARSE.format("list_iterator")),
         (refused(draws=1.5), "draws must be at least 1 and a whole number, got 1.5"),
         (refused(kl=lambda q, p: None), r"kl must be a number of nats, .*, got None \("),
+        (refused(kl=True), r"kl must be a number of nats, .*, got True \("),
+        (refused(kl=lambda q, p: torch.tensor(True)), r"kl must be a number of nats, "),
+        (refused(sample=lambda: nought, kl=1.0), r"sample must be a function of a torch.Generator .*, got .*generator"),
+        (refused(sample=nought(X), kl=1.0), r"sample must be a function of a torch.Generator"),
         (refused(independent="no"), r"independent must be True or False, got 'no' \("),
     ],
 )
