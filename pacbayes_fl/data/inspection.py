@@ -64,8 +64,8 @@ def inspect(dataset: Dataset, near: float = 1e-4, allowed: bool = False, whole: 
         return found
     found += _row_names(columns, rows)
     found += [*_repeats(dataset, rows, near, allowed), *_constants(columns, rows, dataset.classes is not None)]
-    for said in same_rows_said(_same_rows({name: one.values for name, one in rows.items()})):
-        found.append(Finding("copied clients", *said))
+    if copies := same_rows(dataset):
+        found.append(Finding("copied clients", *same_rows_said(copies)))
     return [*found, *_outliers(columns, rows, dataset.classes is not None), *_labels(dataset, rows)]
 
 
@@ -80,44 +80,42 @@ def same_rows(dataset: Dataset) -> tuple[tuple[str, ...], ...]:
     Returns:
         Names of the clients that are one, the first in order first; empty where there are none.
     """
-    return _same_rows({name: one.values for name, one in _by_client(dataset).items()})
+    names, parts, owners = list[str](), list[Array](), list[Array]()
+    for group in dataset.groups.values():
+        rows, owner = twins.together((group.train, group.validation, group.test))
+        parts.append(rows)
+        owners.append(owner + len(names))
+        names += group.train.names
+    whole = np.concatenate(parts)
+    label = twins.clusters(whole, np.zeros(whole.shape[1]))
+    kinds = int(label.max()) + 1
+    pairs, often = np.unique(np.concatenate(owners) * kinds + label, return_counts=True)
+    who, which = np.divmod(pairs, kinds)
+    holders = np.bincount(which)
+    alike: dict[bytes, tuple[int, list[str]]] = {}
+    for k, (begin, end) in enumerate(pairwise(np.searchsorted(who, np.arange(len(names) + 1)).tolist())):
+        if end - begin >= _TELLING:
+            own = which[begin:end]
+            key, most = own.tobytes() + often[begin:end].tobytes(), int(holders[own].max())
+            alike.setdefault(key, (most, []))[1].append(names[k])
+    return tuple(tuple(same) for most, same in alike.values() if 1 < len(same) == most)
 
 
-def same_rows_said(copies: Sequence[Sequence[str]]) -> list[tuple[str, str]]:
-    """Say which clients are copies, and what may be done about it: one text and one advice, or none.
+def same_rows_said(copies: Sequence[Sequence[str]]) -> tuple[str, str]:
+    """Say which clients are copies, and what may be done about it.
 
     Args:
-        copies: as `same_rows` gives them.
+        copies: one or more, as `same_rows` gives them.
 
     Returns:
-        Nothing where there are none.
+        A text and an advice.
     """
-    if not copies:
-        return []
     each = "; ".join(f"{first} and {listed(others)}" for first, *others in copies[:_SHOWN])
     more = f"; and {len(copies) - _SHOWN} more" if len(copies) > _SHOWN else ""
-    left = [name for _, *others in copies for name in others][:_SHOWN]
+    left = [name for _, *others in copies for name in others]
+    some = "the copies" if len(left) <= _SHOWN else f"{_SHOWN} of the {len(left)} copies"
     text = f"{each}{more}: the same rows under several names, which each count as a client"
-    return [(text, f"data.exclude_clients = {left} leaves the copies out")]
-
-
-def _same_rows(rows: Mapping[str, Array]) -> tuple[tuple[str, ...], ...]:
-    """As `same_rows`, of every client's rows [m, d + 1]."""
-    names, sizes = [*rows], [len(own) for own in rows.values()]
-    whole = np.concatenate([*rows.values()]) + 0.0  # -0 becomes 0
-    label, owner = twins.clusters(whole, np.zeros(whole.shape[1])), np.repeat(np.arange(len(names)), sizes)
-    pairs, often = np.unique(np.stack((owner, label)), axis=1, return_counts=True)
-    holders = np.bincount(pairs[1])
-    alike: dict[bytes, list[int]] = {}
-    ends = np.searchsorted(pairs[0], np.arange(len(names) + 1))
-    for k, (begin, end) in enumerate(pairwise(ends.tolist())):
-        if end - begin >= _TELLING:
-            alike.setdefault(pairs[1, begin:end].tobytes() + often[begin:end].tobytes(), []).append(k)
-    return tuple(
-        tuple(names[k] for k in same)
-        for same in alike.values()
-        if len(same) > 1 and (holders[pairs[1, ends[same[0]] : ends[same[0] + 1]]] == len(same)).all()
-    )
+    return text, f"data.exclude_clients = {left[:_SHOWN]} leaves {some} out"
 
 
 def _by_client(dataset: Dataset) -> dict[str, _Rows]:

@@ -157,8 +157,8 @@ def copied_clients(dataset: tables.Dataset) -> str | None:
     Returns:
         The remark, None where there is no such client.
     """
-    said = inspection.same_rows_said(inspection.same_rows(dataset))
-    return "; ".join(said[0]) if said else None
+    copies = inspection.same_rows(dataset)
+    return "; ".join(inspection.same_rows_said(copies)) if copies else None
 
 
 def beyond_training(dataset: tables.Dataset) -> str | None:

@@ -141,6 +141,12 @@ def test_clients_that_are_copies_are_named_whatever_the_order_of_their_rows() ->
     assert finding.text.startswith("a and c, d: the same rows under several names") and "['c', 'd']" in finding.advice
 
 
+def test_advice_that_names_some_of_many_copies_says_so() -> None:
+    given = copied({f"c{k}": ROWS for k in range(8)})
+    (finding,) = of(inspect(given), "copied clients")
+    assert finding.advice.endswith("= ['c1', 'c2', 'c3', 'c4', 'c5'] leaves 5 of the 7 copies out")
+
+
 @pytest.mark.parametrize(
     "other",
     [
