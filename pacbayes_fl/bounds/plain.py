@@ -32,8 +32,9 @@ def premises_record(premises: Premises) -> JsonTable:
     """
     prior, simulated = asdict(premises.prior), premises.prior.simulated
     del prior["simulated"]  # the name of its epsilon says so
-    own = {field.name: plain(getattr(premises, field.name)) for field in fields(Premises)}
-    return own | {"prior": renamed(_plain_all(prior), simulated), "loss": _plain_all(_loss_record(premises.loss))}
+    own = {field.name: getattr(premises, field.name) for field in fields(Premises)}
+    own |= {"prior": renamed(_plain_all(prior), simulated), "loss": _plain_all(_loss_record(premises.loss))}
+    return _plain_all(own)
 
 
 def renamed(entries: JsonMapping, simulated: bool, back: bool = False) -> JsonTable:

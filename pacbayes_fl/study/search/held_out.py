@@ -33,9 +33,8 @@ from pacbayes_fl.study.search.scores import HeldOutScore
 from pacbayes_fl.study.search.told import told
 
 _FOLDS = 5
-_CLIENTS: Final = (
-    256  # that paths are followed of: each costs the rounds of a run, and a mean over as many is exact enough
-)
+_CLIENTS: Final = 256
+"""That paths are followed of: each costs the rounds of a run, and a mean over as many is exact enough."""
 
 _MARGINS = MappingProxyType(
     {
