@@ -1,5 +1,8 @@
 # make demo    set up .venv, train the polynomial study, print its table and the run folder
-# make test    set up .venv with the development tools and run all tests; ARGS='-m "not slow"' passes options on
+# make test    set up .venv with the development tools and run the tests: all but slow ones, and a third of the
+#              forms of every law; ARGS='-k resume' passes options on
+# make test-all
+#              the same with slow tests and every form of every law; with ARGS='tests/laws' those of a folder
 # make deploy-test
 #              set up .venv-flower, where Flower's pins hold, and run the tests that start the processes of a deployment
 # make gpu     the tests that need a CUDA device; all others are kept from it
@@ -41,7 +44,7 @@ SOURCES := pacbayes_fl data_gen $(wildcard benchmarks/*.py) $(wildcard docs/*.py
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test deploy-test gpu quick lint types docs lock clean
+.PHONY: help demo test test-all deploy-test gpu quick lint types docs lock clean
 
 help:
 	@sed -n -e '/^[^#]/q' -e 's/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
@@ -75,6 +78,9 @@ demo: $(READY)
 	$(BIN)/pacbayes-fl run polynomial
 
 test: $(DEV)
+	$(BIN)/python -m pytest --brief $(ARGS)
+
+test-all: $(DEV)
 	$(BIN)/python -m pytest $(ARGS)
 
 # Most of their time is waiting; the tests of a file share their processes.

@@ -29,6 +29,7 @@ from matplotlib.text import Text
 
 from pacbayes_fl import cli, pages
 from pacbayes_fl.privacy import numerical
+from tests import brief
 
 torch.set_num_threads(1)
 _SELDOM = (10_000, 10, 10)
@@ -49,6 +50,11 @@ numerical._loss = functools.lru_cache(4)(numerical._loss)  # of a release, for e
 def _data_folder() -> Path | None:
     value = os.environ.get("PACBAYES_FL_DATA", "")
     return Path(value) if value and Path(value).is_dir() else None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--brief`, with which continuous integration runs the tests."""
+    parser.addoption("--brief", action="store_true", help="leave out slow tests and two of three forms of each law")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -85,8 +91,12 @@ def data_root() -> Path:
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark users of `data_root`, and skip what this machine cannot run."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark users of `data_root`, skip what this machine cannot run, and leave out what a brief run does."""
+    if config.option.brief:
+        out = brief.left_out(items)
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in out]
     no_gpu = None if torch.cuda.is_available() else pytest.mark.skip(reason="no CUDA device; with one, `make gpu`")
     reason = "PACBAYES_FL_DATA names no folder with the published data sets"
     no_data = pytest.mark.skip(reason=reason) if _data_folder() is None else None

@@ -83,6 +83,7 @@ def test_the_files_that_the_diffs_change_stay_short(changed: Path) -> None:
         assert len((changed / name).read_text(encoding="utf-8").splitlines()) <= 450, name
 
 
+@pytest.mark.slow
 def test_what_the_diffs_add_works(changed: Path) -> None:
     done = subprocess.run([sys.executable, "-c", USED], cwd=changed, capture_output=True, text=True, timeout=200)
     assert done.stdout.strip().endswith("used"), done.stderr

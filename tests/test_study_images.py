@@ -177,6 +177,7 @@ def test_run_show_plot_and_resume(call: Out, tmp_path: Path) -> None:
     assert code == 0 and {"learning.png", "reliability.png", "uncertainty.png", "clients.png"} <= written
 
 
+@pytest.mark.slow
 def test_compare_has_the_metrics_of_the_task(call: Out, tmp_path: Path) -> None:
     arguments = ["tiny-images.toml", "--methods", "fedavg,pfedbayes,local", "--rounds", "2", "--set", "method.steps=2"]
     code, out, _ = call("compare", *arguments, "--out", "all", "--quiet")
@@ -379,6 +380,7 @@ def test_photographs_that_are_others_now_are_not_those_of_the_run(own: Path, pho
 # published data -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_bundled_study_runs_on_mnist(data_root: Path) -> None:
     sets = ["federation.rounds=2", "data.options.test=40", "method.draws=3", "federation.device=cpu"]
     result = study.run(study.Study.from_toml("mnist-small", [*sets, "report.evaluate_every=1"]))

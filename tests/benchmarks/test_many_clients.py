@@ -28,6 +28,7 @@ print(json.dumps([measure(clients, sys.argv[1:]) for clients in (30, 1100, 4100)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are told on Linux alone")
 def test_memory_of_a_further_client_is_bounded() -> None:
     command = [sys.executable, "-c", PROGRAM, *SMALL]

@@ -44,6 +44,7 @@ def test_intervals_over_few_clients_are_by_student_s_t(monkeypatch: pytest.Monke
     assert f"{100 * gains.mean():+.1f} ± {half_width(100 * gains):.1f} " in line
 
 
+@pytest.mark.slow
 def test_the_table_has_a_line_for_every_method(capsys: pytest.CaptureFixture[str]) -> None:
     main(["few", "--methods", "fedavg,local", "--set", "federation.rounds=2", "--seeds", "1"])
     head, _, *lines = capsys.readouterr().out.splitlines()

@@ -50,6 +50,7 @@ def test_diabetes_is_dealt_out_whole() -> None:
     assert np.all(np.abs(share - 0.5) < 0.05)
 
 
+@pytest.mark.law
 @pytest.mark.filterwarnings(
     "ignore:the federation overfits",
     "ignore:targets of client_0 do not vary",
@@ -78,6 +79,7 @@ def test_defaults_are_never_worse_than_the_better_linear_model(
         assert mean <= half, f"RSMSE of {group} clients is {mean:.3f} ± {half:.3f} above the better ridge regression's"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:rows.csv", "ignore:.* beyond the training rows")
 def test_beyond_the_training_rows_nothing_is_learned_that_held_out_rows_deny(
     usual: Callable[[str], dict[str, Result]], tmp_path: Path
@@ -95,6 +97,7 @@ def test_beyond_the_training_rows_nothing_is_learned_that_held_out_rows_deny(
         assert gain.mean() > 2 * gain.std() / len(gain) ** 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:rows.csv", "ignore:.* beyond the training rows")
 def test_a_single_particle_has_no_networks_where_lines_do_better(tmp_path: Path) -> None:
     """Its random start is not averaged out, so that lines need no margin: a second draw, on which they are level."""
@@ -105,6 +108,7 @@ def test_a_single_particle_has_no_networks_where_lines_do_better(tmp_path: Path)
         assert mean <= half
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the federation overfits")
 def test_the_law_is_broken_without_the_linear_start_and_held_out_rounds(tmp_path: Path) -> None:
     draws = [runs(made("linear", 0), "pac-pfl", ("model.linear=none", "federation.rounds=100"), tmp_path)]
@@ -122,6 +126,7 @@ def test_an_interval_of_few_clients_is_of_student_s_t(monkeypatch: pytest.Monkey
     assert (mean, half) == pytest.approx((1.0, 4.302653 / 3**0.5))
 
 
+@pytest.mark.slow
 def test_the_table_has_a_line_for_every_group_of_all_draws(capsys: pytest.CaptureFixture[str]) -> None:
     main(["linear-few", "--rounds", "3", "--seeds", "0", "1", "--method", "pfedgp", "--set", "federation.rounds=2"])
     head, _, *lines = capsys.readouterr().out.splitlines()

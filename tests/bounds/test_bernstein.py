@@ -93,6 +93,7 @@ def failure(n: int, chance: float, delta: float, bound: Callable[[torch.Tensor],
     return pmf[bound(torch.arange(n + 1).double() / n) < chance].sum().item()
 
 
+@pytest.mark.slow
 def test_it_fails_no_more_often_than_delta_at_the_worst_of_all_chances() -> None:
     for n, delta in itertools.product((1, 3, 20, 200), (0.5, 0.05, 1e-3)):
 

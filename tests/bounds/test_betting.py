@@ -61,6 +61,7 @@ def test_counting_equal_losses_changes_nothing_and_grouping_only_adds() -> None:
     assert grouped(risks[:997]).shape == (997,)
 
 
+@pytest.mark.slow
 def test_newton_s_root_is_that_of_halving_an_interval_and_never_below_it() -> None:
     generator = torch.Generator().manual_seed(4)
     for n in (1, 7, 250):

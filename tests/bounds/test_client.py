@@ -334,6 +334,7 @@ def test_the_default_bound_goes_red_with_a_moment_that_is_too_small(monkeypatch:
     assert failed(2.0) < 0.6 * DELTA * 10 * WORLDS < failed(1.0) <= red < failed(0.8)
 
 
+@pytest.mark.slow
 def test_bounds_at_fixed_beta_go_red_without_each_of_their_terms(single: Tensor, many: Tensor) -> None:
     sure = 1 - 1e-12  # ln(1 / delta) = 0
     for bound in (alquier, catoni):

@@ -40,6 +40,7 @@ def test_every_bound_obeys_every_law(bound: Bound, law: Callable[[Bound], None])
     law(bound)
 
 
+@pytest.mark.slow
 def test_a_bound_of_one_s_own_is_checked_by_one_call() -> None:
     laws.check_bound(REFINED_PINSKER)
 

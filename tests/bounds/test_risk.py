@@ -235,6 +235,7 @@ class DrawnByRow(Drawn):
             yield Categorical(logits=(x.unsqueeze(-2) @ own).squeeze(-2))
 
 
+@pytest.mark.slow
 def test_hypotheses_by_row_have_the_same_risk() -> None:
     batch, draws = labelled((40, 30, 35)), 4000
     posterior = DrawnByRow(random(3, 2, 3))

@@ -46,6 +46,7 @@ def test_every_argument_of_every_bound_is_described() -> None:
         assert ARGUMENTS.keys() >= inspect.signature(bound.function).parameters.keys(), bound.name
 
 
+@pytest.mark.slow
 def test_no_other_module_names_a_bound() -> None:
     """But the records themselves, the list of public functions and that of what clients can descend, an option's
     choices; "server" is also the word for something else.

@@ -525,6 +525,7 @@ def test_the_bound_and_its_beta_must_fit() -> None:
     assert np.isclose(float(Request("catoni", beta="root").beta_for(torch.tensor([9.0]))), 3.0)
 
 
+@pytest.mark.slow
 def test_digits_are_certified_well_below_chance(data_root: Path) -> None:
     """Ten clients, 125 rows each that the training never saw: no bound is vacuous, and test risks are below."""
     sets = ["method.name=pfedbayes", "federation.rounds=12", "report.evaluate_every=12"]
@@ -586,6 +587,7 @@ def test_the_more_rows_the_fewer_draws_with_hypotheses_of_their_own(
     assert known["mc_draws"].item() == 30 and known["mc_risks"].shape == (4, 30), "a variance is one network's"
 
 
+@pytest.mark.slow
 def test_where_one_network_serves_many_rows_draws_look_at_a_part_of_them_each(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,6 +104,7 @@ def test_another_value_gives_another_fingerprint_and_the_same_value_the_same(whe
     assert fingerprint(make(0.5)) == fingerprint(make(0.5)) != fingerprint(make(0.25))
 
 
+@pytest.mark.slow
 def test_a_fingerprint_is_the_same_in_another_process() -> None:
     made = [fingerprint(make(0.5)) for make in MAKERS.values()]
     code = (

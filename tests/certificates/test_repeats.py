@@ -125,6 +125,7 @@ def assert_counted(certified: CertifiedRun, trained: Trained, expected: dict[str
             assert name in lines or name in certified.labels["left_out"]
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("accident", ACCIDENTS)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_n_counts_draws_of_the_clients_own(scheme: str, accident: str, tmp_path: Path) -> None:

@@ -178,6 +178,7 @@ print(loaded, file=sys.stderr)
 """
 
 
+@pytest.mark.slow
 def test_no_command_imports_what_it_does_not_need(tmp_path: Path) -> None:
     """All in one process, from the lightest on: arrays come with data sets, tensors with the first run; sympy never."""
     done = subprocess.run(

@@ -11,6 +11,7 @@ from pacbayes_fl import plots
 from tests.cli.answers import Call, assert_one_line
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("rendered")
 def test_plot_draws_from_the_folder_alone(call: Call, finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path / "moved")

@@ -183,6 +183,7 @@ def test_a_damaged_checkpoint_is_said_and_passed_over(call: Call, finished: Path
     assert_one_line(call("predict", "run", "--client", "poly_00", "--data", "x.csv"), "no round in ", " is intact")
 
 
+@pytest.mark.slow
 def test_a_run_whose_budget_is_spent_says_so_on_the_command_line(tmp_path: Path) -> None:
     """In a process of its own, as people call it: there warnings point at the script."""
     write_study(tmp_path)

@@ -49,6 +49,7 @@ for name in [name for name in sys.modules if name.startswith("torchvision")]:
 """
 
 
+@pytest.mark.slow
 def test_a_fresh_process_can_import_it_first_and_after_a_failed_import() -> None:
     native = torchvision_ops.ensure_importable() == "native"  # the import does not fail there
     befores = [""] if native else ["", FAILED]

@@ -51,6 +51,7 @@ def test_east_peaks_before_west(small_pv: Dataset) -> None:
     assert peaks[0] < 12 < peaks[1]
 
 
+@pytest.mark.slow
 def test_same_seed_same_hash() -> None:
     options = {"clients": 2, "new_clients": 0, "samples": 10, "weather": "clearsky"}
     for mode in ("faithful", "physical"):

@@ -418,6 +418,7 @@ def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return Heard(tmp_path, capsys)
 
 
+@pytest.mark.slow
 def test_no_command_lets_a_name_steer_the_terminal(heard: Heard) -> None:
     """Every command that shows or writes names, of clients, studies and columns, by the table of hostile ones."""
     heard("run", "tiny.toml", "--out", "run", "--set", "report.certify.scheme=none")
@@ -476,6 +477,7 @@ def test_what_is_no_name_is_refused(name: str, heard: Heard) -> None:
     assert not (heard.folder / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_real_terminal_of_60_columns_shows_rounds_time_and_the_table(tmp_path: Path) -> None:
     """In a process with a terminal of its own, for which a study of a long and hostile name runs."""
     fcntl, pty, termios = (pytest.importorskip(name) for name in ("fcntl", "pty", "termios"))

@@ -120,6 +120,7 @@ def whole(place: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, st
     return said
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("name", FILES)
 def test_damage_changes_nothing_or_is_named(
@@ -195,6 +196,7 @@ def distinct(copies: list[Path]) -> list[Path]:
     ]
 
 
+@pytest.mark.slow
 def test_a_kill_before_any_change_of_the_disk_is_no_damage_and_costs_nothing(
     place: Path, at: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -93,6 +93,7 @@ def test_a_client_without_rows_is_refused_for_training_and_welcome_to_join(case:
     assert predictive.mean.isfinite().all() and (predictive.variance > 0).all()
 
 
+@pytest.mark.law
 @every_federated
 def test_clients_of_a_single_row_train_and_predict(case: Case) -> None:
     one = (torch.full((1, 1), 0.3), torch.full((1,), -0.2))
@@ -190,6 +191,7 @@ def test_clients_are_matched_by_id_when_a_run_goes_on(order: list[int], tmp_path
     assert resumed.clients.seen.tolist() == [3] * len(order)
 
 
+@pytest.mark.law
 @every_federated
 def test_the_order_of_clients_does_not_matter_over_a_run(case: Case) -> None:
     method, batch = case.build(1), federation(1)

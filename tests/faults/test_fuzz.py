@@ -103,6 +103,7 @@ def cleared(box: Box) -> Box:
 # studies --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("method", METHODS)
 def test_every_option_of_every_method(method: str, box: Box) -> None:
     for key, count in fuzz.keys(method).items():
@@ -207,6 +208,7 @@ def full(box: Box, trained: Path) -> Box:
     return box
 
 
+@pytest.mark.slow
 def test_tables_with_cells_that_are_no_numbers(full: Box) -> None:
     @drawn(100, 2, full)
     def attack(data: st.DataObject) -> None:
@@ -501,6 +503,7 @@ def folder(full: Box, trained: Path) -> Box:
     return full
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(3))
 def test_files_of_a_run_folder_that_are_not_what_was_written(part: int, folder: Box, trained: Path) -> None:
     files = sorted(path.relative_to(trained / "run") for path in (trained / "run").rglob("*") if path.is_file())
@@ -538,6 +541,7 @@ def forged(run_folder: Path) -> None:
         manifest.adopt(run_folder)
 
 
+@pytest.mark.slow
 def test_checkpoints_that_are_intact_with_values_out_of_range(folder: Box, trained: Path) -> None:
     saved = checkpoint.load(trained / "run")
     assert saved is not None
@@ -680,6 +684,7 @@ def odd_message(data: st.DataObject, config: Mapping[str, Any], sent: Mapping[st
     return config, sent
 
 
+@pytest.mark.slow
 def test_replies_over_a_network() -> None:
     honest, seen = network.HONEST[network.LIAR], set[str]()
 

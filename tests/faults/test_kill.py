@@ -43,6 +43,7 @@ def run(folder: Path, report: int) -> None:
                 save(folder, number, state(number), {"round": number}, keep=1)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_kill_at_any_moment(tmp_path: Path) -> None:
     moments = random.Random(0)

@@ -237,6 +237,7 @@ def test_a_slowed_run_goes_on_bit_by_bit_after_it_was_stopped(slow: Path, tmp_pa
     ]
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("rate", [1e2, 1e5, 1e12])
 def test_no_rounds_of_the_table_end_wildly_without_a_word(name: str, rate: float) -> None:
@@ -271,6 +272,7 @@ MOVED = [
 ]
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("rounds", [None, (2,)], ids=["always", "once"])
 @pytest.mark.parametrize("name", MOVED)
 def test_who_ruins_a_federation_is_named_or_stands_in_the_records(name: str, rounds: tuple[int, ...] | None) -> None:
@@ -366,6 +368,7 @@ def exhausted(method: Any, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kind, name, failing)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("case", [case for case in FEDERATED if case.name in ("toy", *METHODS)], ids=str)
 def test_rounds_and_models_are_the_same_from_calls_that_fit_into_memory(
     case: Case, monkeypatch: pytest.MonkeyPatch

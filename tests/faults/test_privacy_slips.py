@@ -37,6 +37,7 @@ def open_to_others(folder: Path) -> dict[str, str]:
     return {name: oct(mode) for name, mode in every.items() if mode & 0o077}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", [0, 0o022], ids=oct)
 def test_nobody_else_may_read_what_a_run_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: int, capsys: pytest.CaptureFixture[str]
@@ -167,6 +168,7 @@ def killed(folder: Path, at: int, wanted: str, *sets: str) -> list[tuple[str, bo
     return told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["laplace", "dp-ftrl"])
 @fork
 def test_a_run_that_is_killed_anywhere_buys_all_its_rounds(tmp_path: Path, mechanism: str) -> None:
@@ -230,6 +232,7 @@ def test_a_budget_that_is_spent_on_rounds_that_were_undone_is_an_error(tmp_path:
 PLAIN = re.compile(rb"(?<![\w-])(epsilon|\xce\xb5)(?!\w| if (the )?noise were secret)", re.IGNORECASE)
 
 
+@pytest.mark.slow
 def test_a_simulation_shows_no_epsilon_by_its_plain_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,6 +83,7 @@ def assert_like(folder: Path, whole: Path) -> None:
     assert mine == theirs and len(mine) == ROUNDS
 
 
+@pytest.mark.slow
 def test_sigterm_ends_in_order_and_the_run_goes_on_to_the_same_bits(
     study: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +107,7 @@ def test_sigterm_ends_in_order_and_the_run_goes_on_to_the_same_bits(
     assert_like(folder, whole)
 
 
+@pytest.mark.slow
 @fork
 def test_sigkill_at_any_moment_loses_at_most_one_interval(study: Path, whole: Path, tmp_path: Path) -> None:
     """Lives are forked off, which saves most of their time: that of imports."""

@@ -63,6 +63,7 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Result]:
     return get
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     ("name", "power"),
     [  # rows are scaled before any method sees them: one unit each, and both for one method of each kind

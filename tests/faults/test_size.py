@@ -191,6 +191,7 @@ def test_rounds_of_all_clients_share_nothing_and_leave_nothing_behind(name: str)
         assert state.kept.bytes == 5 * one
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_round_can_be_undone_without_the_memory_of_all_states_twice(
     name: str, monkeypatch: pytest.MonkeyPatch

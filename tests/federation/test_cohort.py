@@ -34,6 +34,7 @@ def test_seed_and_round_decide_and_nothing_else() -> None:
     assert len({tuple(draw(seed, round, range(30), 8).tolist()) for seed in range(10) for round in range(10)}) == 100
 
 
+@pytest.mark.slow
 def test_clients_and_pairs_are_drawn_equally_often() -> None:
     rounds, clients, size = 4000, 8, 3
     chosen = torch.zeros(rounds, clients, dtype=torch.float64)

@@ -140,6 +140,7 @@ def test_too_few_good_clients_change_nothing_and_the_run_can_go_on() -> None:
     assert bits(again) == bits(second)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("name", METHODS)
 def test_when_all_fail_the_error_says_so(name: str) -> None:
     batch = rows_for(name)

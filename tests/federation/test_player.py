@@ -83,6 +83,7 @@ def loop(method: Any, batch: ClientBatch, plan: FederationPlan) -> tuple[Any, li
     return server, each
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("name", ["toy", *METHODS])
 def test_all_train_and_the_cohort_is_heard(name: str) -> None:
     method = Toy(1) if name == "toy" else from_recipe(METHODS[name], 1)

@@ -49,6 +49,7 @@ def test_one_particle_is_the_most_probable_weights() -> None:
     torch.testing.assert_close(theta[1], q.loc[1], rtol=0, atol=1e-4)  # without rows: the prior's mode
 
 
+@pytest.mark.slow
 def test_particles_spread_like_the_posterior() -> None:
     batch, q = clients("line", 6, 3), prior(2)
     theta = fitted(batch, q, 40)

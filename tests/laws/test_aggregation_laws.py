@@ -12,6 +12,7 @@ OWN = "tests.user_objects:WITHOUT_FARTHEST"
 RULES = (*AGGREGATIONS.known.values(), aggregation_named(OWN))
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 @pytest.mark.parametrize("law", AGGREGATION_LAWS)
 def test_every_rule_keeps_every_law(rule: AggregationRule, law: str) -> None:

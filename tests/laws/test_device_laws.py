@@ -21,6 +21,8 @@ from pacbayes_fl.testing import laws
 from pacbayes_fl.testing.laws import META, OneDevice, host_bound, on_meta
 from tests.laws.cases import ALL, LABELLED, SEED, Case, assert_close, numbers, scene
 
+pytestmark = pytest.mark.law
+
 FORMS = (
     *("pac-pfl-gpytorch", "pac-pfl-rich", "pac-pfl-inducing", "pac-pfl-bnn-svgd", "fedsi-last-layer", "fedsi-divide"),
     *("pfedbayes-epochs", "pfedbayes-full-rank", "pfedbayes-low-rank", "pfedbayes-laplace"),

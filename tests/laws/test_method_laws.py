@@ -56,6 +56,8 @@ from tests.laws.cases import (
     scene,
 )
 
+pytestmark = pytest.mark.law
+
 SEED_OF_STRANGERS = 5
 
 

@@ -15,6 +15,8 @@ from tests.laws.cases import Case, assert_close, identified, scene
 from tests.private import HUGE, Free
 from tests.remote import network, player
 
+pytestmark = pytest.mark.law
+
 
 def both(case: Case, opened: Any, rounds: int = 2, **more: Any) -> None:
     """Compare rounds on one device with the same over messages in bytes."""

@@ -17,6 +17,8 @@ from pacbayes_fl.posteriors.classes import ClassMixture
 from pacbayes_fl.posteriors.predictive import NormalMixture, RegressionPredictive
 from tests.laws.cases import ALL, CLASSES, LABELLED, assert_close, scene
 
+pytestmark = pytest.mark.law
+
 LEVELS = torch.tensor([1e-6, 0.01, 0.1, 0.5, 0.8, 0.975, 1 - 1e-6], dtype=torch.float64)
 ROWS = 5
 

@@ -34,6 +34,8 @@ from tests.laws.cases import (
 )
 from tests.private import HUGE, Free
 
+pytestmark = pytest.mark.law
+
 
 def case_of(name: str, **options: Any) -> Case:
     """Return a method of the table with options under which it may be private."""

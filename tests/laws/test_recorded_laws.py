@@ -24,7 +24,7 @@ from tests.plots.conftest import make_classes, make_result
 from tests.tiny import on_csv, quick, rows, write_csv
 from tests.tiny_images import tiny_images, write_root
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.law, pytest.mark.filterwarnings("ignore")]
 
 Runner = Callable[..., Result]
 ROUNDS = ["federation.rounds=2", "report.evaluate_every=1"]

@@ -42,6 +42,8 @@ from tests.laws.cases import (
     scene,
 )
 
+pytestmark = pytest.mark.law
+
 CLIENTS, WHO, ROUNDS = 8, 3, 6
 FACTOR = 1.5
 """Of the clean run's error, that honest clients' error stays within under every robust choice."""

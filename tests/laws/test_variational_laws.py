@@ -141,6 +141,7 @@ def two_points(monkeypatch: pytest.MonkeyPatch) -> None:
 # moments --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.law
 @every_variational
 @pytest.mark.parametrize("private", [False, True], ids=["plain", "as released"])
 @pytest.mark.parametrize("chunks", [1, 3])
@@ -242,6 +243,7 @@ def test_the_record_s_bound_is_the_closed_form(two_points: None) -> None:
     assert record.values["elbo"] == pytest.approx(total, abs=1e-9)
 
 
+@pytest.mark.slow
 @every_variational
 def test_one_plain_step_on_w_rests_where_moments_rest(name: str, two_points: None) -> None:
     """Tracking by gradient descent with one step a round has the fixed point of EM; with Adam it has another one."""

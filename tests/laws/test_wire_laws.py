@@ -16,6 +16,8 @@ from pacbayes_fl.federation.messages import Kept, Reply
 from pacbayes_fl.testing import laws
 from tests.laws.cases import FEDERATED, FEDERATED_LABELLED, Case, Scene, assert_close, bits, identified, scene
 
+pytestmark = pytest.mark.law
+
 CASES = tuple(
     pytest.param(case, d, id=f"{case}-{d}")
     for case in FEDERATED + FEDERATED_LABELLED

@@ -35,6 +35,7 @@ def _state(known: Scene) -> Any:
     return federation_state.FederationState(known.server, known.clients, known.plan.rounds)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("case", LABELLED, ids=str)
 def test_a_temperature_moves_probabilities_and_neither_labels_nor_training(case: Case) -> None:
     (d,) = case.dimensions
@@ -77,6 +78,7 @@ def test_divergences_and_mistakes_do_not_know_of_it_and_likelihoods_are_those_of
     assert isinstance(kl, str) or not torch.equal(nll, other_nll)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     ("case", "temperature"), [*((one, None) for one in (*ALL, *LABELLED)), *((one, T) for one in LABELLED)], ids=str
 )

@@ -66,6 +66,7 @@ KINDS: dict[str, Callable[[NormalMixture], Any]] = {
 }
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("place", range(4))
 @pytest.mark.parametrize("spoilt", ["mean", "variance"])
 @pytest.mark.parametrize("kind", KINDS)

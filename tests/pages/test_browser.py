@@ -64,6 +64,7 @@ def opened(browser: Any, page: Path | str, wide: int, scheme: str = "light", scr
     browser.get(page if isinstance(page, str) else page.as_uri())
 
 
+@pytest.mark.slow
 def test_no_page_has_an_error_an_overlap_or_weak_letters(browser: Any, written: dict[str, Path]) -> None:
     """Every kind, narrow and wide, light and dark; a name that runs as a script would be an error too."""
     for name, path in written.items():

@@ -25,6 +25,7 @@ from pacbayes_fl.plots import (
 from pacbayes_fl.results.records import Result
 
 
+@pytest.mark.slow
 def test_a_pdf_has_the_width_and_letters_that_are_text(made: Callable[..., Result], tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     paths = save_all(made(existing=2, new=1), tmp_path / "x", ("pdf",), look=Look("paper", 3.25))
@@ -100,6 +101,7 @@ def overlaps(figure: Figure) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_nothing_lies_over_another_or_is_cut_in_a_column_of_a_journal(classes: Callable[..., Result]) -> None:
     methods = ("pfedbayes", "fedavg-ft", "fedsi", "pac-pfl-bnn")
     joint = [classes(method, seed) for method in methods for seed in (1, 2)]

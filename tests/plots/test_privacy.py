@@ -202,6 +202,7 @@ def test_what_cannot_be_drawn_is_named(made: Maker) -> None:
         privacy_utility([private(made(), 1.0)], "pm.accuracy")
 
 
+@pytest.mark.slow
 def test_a_comparison_with_a_private_run_has_the_figure(made: Maker, tmp_path: Path) -> None:
     results = [private(made(), 1.0), made()]
     written = save_joint(results, tmp_path / "one")

@@ -33,6 +33,7 @@ REGRESSION = ("predictions", "learning", "diagnostics", "clients", "calibration"
 CLASSIFICATION = ("learning", "diagnostics", "clients", "reliability", "uncertainty")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["regression", "classification"])
 def test_every_figure_is_written_and_the_same_each_time_whatever_the_user_s_settings_which_stay(
     task: str, made: Callable[..., Result], classes: Callable[..., Result], tmp_path: Path
@@ -93,6 +94,7 @@ def test_classifiers_have_joint_figures_of_the_rounds(classes: Callable[..., Res
     assert [path.name for path in save_joint(dense, tmp_path, ["png"])] == ["box_plots.png", "convergence.png"]
 
 
+@pytest.mark.slow
 def test_joint_figures_of_classifiers(classes: Callable[..., Result], tmp_path: Path) -> None:
     few = partial(classes, existing=2, new=1)
     dense = [few("fedavg", seed) for seed in (1, 2)]
@@ -146,6 +148,7 @@ def test_missing_matplotlib_says_what_to_install(result: Result, monkeypatch: py
         save_all(result, "nowhere")
 
 
+@pytest.mark.slow
 def test_importing_the_room_does_not_import_matplotlib_and_drawing_nothing_of_pyplot() -> None:
     code = (
         "import sys, pacbayes_fl.plots; assert 'matplotlib' not in sys.modules; "

@@ -102,6 +102,7 @@ def test_fixed_cohorts_are_accounted_for_replacing() -> None:
         epsilon(charges, 1e-3, "pld")
 
 
+@pytest.mark.slow
 def test_large_fixed_cohorts_cost_no_more_than_known_ones() -> None:
     """20 of 24, noise 5 clips, 40 rounds: 19.9 by the account of subsampling, which is of no use here."""
     fixed, known = (gaussian(5.0, Cohorts(24, 20, kind, "replace")) for kind in ("fixed", "all"))  # type: ignore[arg-type]
@@ -113,6 +114,7 @@ def test_large_fixed_cohorts_cost_no_more_than_known_ones() -> None:
     assert multipliers[0] == pytest.approx(5.0, rel=5e-3) and multipliers[0] <= multipliers[1] * 1.002
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "cohorts"),
     [
@@ -233,6 +235,7 @@ def test_the_least_noise_of_a_budget_is_within_it_and_less_is_not(method: Any, k
     assert rounds_within(charge, budget, most=7) == 7
 
 
+@pytest.mark.slow
 def test_the_noise_for_poisson_cohorts() -> None:
     multiplier = noise_multiplier("gaussian", Budget(3.9803026, 1e-3), 500, Cohorts(120, 12, "poisson"))
     assert multiplier == pytest.approx(2.0, rel=2e-3)

@@ -123,6 +123,7 @@ def hockey_stick(sigma: float, share: float, eps: float) -> float:
     return float(np.trapezoid(np.maximum(p - math.exp(eps) * q, 0.0), x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sigma", "share"), [(1.0, 0.1), (0.5, 0.5), (3.0, 0.05), (0.8, 0.02)])
 def test_a_client_replaced_in_a_poisson_cohort_is_hidden_as_said(sigma: float, share: float) -> None:
     result = replacement([gaussian(sigma, Cohorts(1000, 1000 * share, "poisson"))], 0.05)

@@ -65,6 +65,7 @@ def test_looking_ahead_sets_no_limit(tmp_path: Path) -> None:
         ledger.spend(LAPLACE)
 
 
+@pytest.mark.slow
 def test_a_budget_by_pld_lasts_as_long_as_its_account_says(tmp_path: Path) -> None:
     charge, budget = Charge("gaussian", 2.0, 50, Cohorts(120, 12, "poisson")), Budget(1.0, 1e-3)
     ledger = Ledger(tmp_path, budget)
@@ -135,6 +136,7 @@ def test_what_was_spent_is_never_said_to_be_less(tmp_path: Path) -> None:
     assert ledger.epsilon() <= float(said[2]) <= ledger.epsilon() * 1.001
 
 
+@pytest.mark.slow
 def test_a_kill_between_ledger_and_release_counts_the_release(tmp_path: Path) -> None:
     code = f"""
 import os, signal

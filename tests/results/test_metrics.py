@@ -168,6 +168,7 @@ def named_metrics(text: str, path: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, f"{node.value!r} is a metric's name, which stands in results/metrics.py alone"
 
 
+@pytest.mark.slow
 def test_no_metric_is_named_in_another_module() -> None:
     assert "pacbayes_fl/cli/output.py" in modules()
     complain(violations(named_metrics))

@@ -45,6 +45,7 @@ def asked(name: str, fault: str) -> Study | None:
         return None
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", NUMBERS)
 def test_what_a_run_refuses_is_refused_and_nothing_else(

@@ -198,6 +198,7 @@ def test_studies_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
 # one value, varied ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_each_method_runs_once_per_value_and_is_named_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, short = write_study(tmp_path), "federation.rounds=2"
     both = [

@@ -93,6 +93,7 @@ def test_a_worker_answers_one_message_or_as_many_as_come(tmp_path: Path, monkeyp
     assert answers == [data, data]
 
 
+@pytest.mark.slow
 def test_a_worker_of_gaussian_processes_trains_without_what_it_does_not_need(tmp_path: Path) -> None:
     """Of Pyro it has what GPyTorch itself imports; the answer is that of this process, where all of it may be there."""
     one = ["poly_03"]

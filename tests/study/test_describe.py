@@ -30,6 +30,7 @@ def test_all_that_is_listed_can_be_described() -> None:
     assert all(names for names in every_name().values()) and len(every_name()) >= 7
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("name", NAMES)
 def test_examples_are_commands_and_studies(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     for result in describe(name):

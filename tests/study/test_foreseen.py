@@ -71,6 +71,7 @@ def test_what_certify_refuses_for_the_study_s_sake_is_said_before_the_training(c
     assert all(reason in said[0] for reason in table.reasons["existing"])
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in SERIES])
 @pytest.mark.parametrize("sets", [(*SPLIT, "report.certify.prior=global"), FOLDS], ids=["split", "folds"])
 def test_no_method_is_said_to_have_no_certificate_that_has_one(

@@ -89,6 +89,7 @@ def test_of_images_too(tmp_path: Path) -> None:
 PRIVATE = ["privacy.epsilon=1e3", "privacy.clip=10", "privacy.randomness=simulation", "privacy.delta=1e-3"]
 
 
+@pytest.mark.slow
 def test_a_private_run_pays_for_moments_and_shares_nothing_else(tmp_path: Path) -> None:
     """Neither rows nor their number nor scores are in a packet; what is, is searched for values of all columns."""
     study, came = Study.from_toml("polynomial", [*SMALL, *PRIVATE]), list[bytes]()

@@ -105,6 +105,7 @@ def found():
 """
 
 
+@pytest.mark.slow
 def test_another_process_finds_the_same_and_another_source_something_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -258,6 +258,7 @@ def test_what_cannot_be_told_is_asked_for(more: Row, given: Row, text: str, tmp_
     assert text in str(caught.value)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("method", METHODS)
 def test_the_study_of_every_method_runs(method: str, tmp_path: Path) -> None:
     data, out = table(tmp_path, **targets(method)), tmp_path / "first.toml"

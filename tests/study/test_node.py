@@ -85,6 +85,7 @@ def test_what_takes_sums_of_all_clients_is_refused_by_name(change: str, text: st
         StudyNode(Study.from_toml("polynomial", [*scale, change]), DATA, InMemory())
 
 
+@pytest.mark.slow
 def test_a_client_of_pac_pfl_loads_no_more_than_it_needs() -> None:
     """It reads its rows, trains and answers; only Pyro, from whose distributions posteriors derive, comes along."""
     code = """

@@ -19,6 +19,7 @@ from tests.study.test_served import reach
 SETS = [*SMALL, "report.certify.scheme=split", "report.certify.independent=true"]
 
 
+@pytest.mark.slow
 def test_a_release_gives_what_the_last_message_of_the_server_gave(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -114,6 +114,7 @@ def test_an_archive_with_classes_runs(tmp_path: Path) -> None:
     assert run.open_run(tmp_path / "run").dataset.classes == 2
 
 
+@pytest.mark.slow
 def test_a_users_table_of_labels_from_training_to_joining(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "flowers.csv", flowers())
     sets = ("method.steps=20", "method.zeta=0.005", "method.rate=0.02", "federation.rounds=10", "model.widths=[30]")
@@ -201,6 +202,7 @@ def federation(features: int, rows: int, smooth: float) -> dict[str, Any]:
     return clients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("features", "rows", "smooth"), [(5, 40, 0.0), (20, 50, 0.0), (2, 40, 1.0)])
 def test_defaults_lose_little_to_a_linear_model(features: int, rows: int, smooth: float) -> None:
     """RSMSE against the better of local and pooled ridge; from the paper's start it is up to .15 above."""

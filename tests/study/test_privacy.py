@@ -611,6 +611,7 @@ def stages() -> dict[str, tuple[Any, str]]:
     }
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("stage", stages())
 @pytest.mark.parametrize("at", [1, 4])
 def test_a_crash_at_any_stage_costs_nothing_and_loses_nothing(

@@ -29,6 +29,7 @@ result = fl.run(study, method=fl.FedAvg(network), data=clients, callbacks=[fl.Pr
 )
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_the_bar_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient = pytest.importorskip("nbclient", reason="notebooks are executed by nbclient")
     pytest.importorskip("ipykernel", reason="notebooks are executed by the kernel of Python")

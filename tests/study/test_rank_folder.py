@@ -57,6 +57,7 @@ def assert_same(one: Path, other: Path) -> None:
     assert {p.name for p in one.iterdir()} - LEFT_OUT == {p.name for p in other.iterdir()} - LEFT_OUT
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_any_number_of_processes(tmp_path: Path) -> None:
     """Begun by 2, gone on by 3, by one alone, and by 5, of which one has no client; new clients are scored too."""
     write_csv(tmp_path / "rows.csv", rows())

@@ -60,6 +60,7 @@ def table_of(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_csv(tmp_path_factory.mktemp("data") / "hospital_secret.csv", rows(3))
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("name", [*METHODS])
 def test_nothing_of_a_client_is_in_a_release_and_it_is_enough_to_join(tmp_path: Path, name: str) -> None:
     """Every method of the table, private where it can be."""

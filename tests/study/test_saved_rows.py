@@ -31,6 +31,7 @@ def of_rows(folder: Path, dataset: object, again: Callable[[], Path] | None = No
     return {kind for kind, _ in leaks(folder, dataset, again, known=("name", "id"))}
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("name", [*METHODS])
 def test_nothing_of_the_rows_stays_in_the_folder(tmp_path: Path, name: str) -> None:
     sets, table = learnable(name, rows(3))

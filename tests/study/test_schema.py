@@ -42,6 +42,7 @@ def study_of(assignment: str, method: str) -> dict[str, Any]:
     return table
 
 
+@pytest.mark.slow
 def test_it_is_a_schema_of_its_draft() -> None:
     Draft202012Validator.check_schema(SCHEMA)
     assert SCHEMA["$schema"] == Draft202012Validator.META_SCHEMA["$id"]
@@ -143,6 +144,7 @@ def test_a_wrong_study_is_not_valid_at_the_place_where_it_is_wrong(table: dict[s
         load(Study.from_table(table))
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("method", METHODS)
 def test_it_refuses_nothing_that_a_study_accepts(method: str) -> None:
     common = [key for key in fuzz.common_keys() if not key.startswith("data.options.")]  # which are read by `load`

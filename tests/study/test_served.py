@@ -123,6 +123,7 @@ def test_a_server_that_died_goes_on_with_nodes_that_did_not(tmp_path: Path) -> N
     assert [record.dropped for record in read_rounds(tmp_path / "there")] == [(), (), ()]
 
 
+@pytest.mark.slow
 def test_who_trained_for_a_release_that_never_was_goes_back_where_others_are_drawn_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,6 +328,7 @@ def test_all_nodes_gone_end_the_run_and_it_goes_on_later(tmp_path: Path) -> None
     assert len(serve(study, tmp_path, reach(nodes), resume=True).rounds) == 3
 
 
+@pytest.mark.slow
 def test_whose_answers_do_not_arrive_ends_as_one_who_was_not_there(tmp_path: Path) -> None:
     """In rounds 2 and 4 of 4, and the server dies in round 3; clients keep heads of their own, scored at the end."""
     study = Study.from_toml("polynomial", ["method.name=fedper", "federation.rounds=4", *SMALL[2:], SHARED])

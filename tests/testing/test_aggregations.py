@@ -69,6 +69,7 @@ def test_a_rule_that_breaks_a_law_is_told_which(name: str) -> None:
     assert str(caught.value).startswith("mutant breaks ")
 
 
+@pytest.mark.slow
 def test_laws_that_a_rule_does_not_claim_can_be_left_out() -> None:
     check_aggregation(WITHOUT_FARTHEST)
     check_aggregation(AggregationRule("sum", "a sum", by_rows), without=["weights"])

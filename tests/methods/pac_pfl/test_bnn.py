@@ -171,6 +171,7 @@ def test_rounds_are_algorithms_1_and_2_in_plain_torch(beta: float | None) -> Non
     assert (hand.phi.detach() - start).abs().max() > 0.01
 
 
+@pytest.mark.slow
 def test_rounds_raise_the_evidence_and_say_how_many_draws_carry_it() -> None:
     m, drawn = method(rate=0.05, train_draws=10, minibatch=None), clients(20, 12, 30)
     batch = replace(drawn, y=(drawn.x[..., 0] > 0).long())
@@ -228,6 +229,7 @@ def exact_mixture(phi: Tensor, batch: ClientBatch, k: int, x: Tensor) -> tuple[T
     return mean, (weight.unsqueeze(-1) * (variances + (means - mean).square())).sum(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("posterior", ["importance", "svi", "svgd"])
 def test_every_posterior_comes_near_the_exact_one(posterior: Any) -> None:
     batch, phi = rows_of_lines(5, 0, 12), two_priors()

@@ -375,6 +375,7 @@ def test_map_ascent_climbs_every_round() -> None:
     assert heights[-1] > heights[0] + 1.0
 
 
+@pytest.mark.slow
 def test_svgd_finds_a_conjugate_posterior() -> None:
     """A constant mean with kernel and noise held fixed: the hyper-posterior is the textbook normal."""
     random = torch.Generator().manual_seed(8)

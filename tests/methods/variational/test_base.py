@@ -115,6 +115,7 @@ def labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_csv(tmp_path_factory.mktemp("own") / "labels.csv", table)
 
 
+@pytest.mark.slow
 def test_held_out_rows_refuse_a_divergence_that_keeps_posteriors_at_their_prior(labels: Path) -> None:
     sets = [
         "method.name=pfedbayes",

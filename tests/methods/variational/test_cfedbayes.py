@@ -190,6 +190,7 @@ def found(task: str, start: Any, seed: int, rounds: int = 12) -> float:
     return float(adjusted_rand_score(truth.numpy(), state.clients.cluster.numpy()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["regression", "classification"])
 def test_planted_groups_are_found_from_what_the_first_round_sends(task: str) -> None:
     """In 20 of 20 seeds; from random starts, as the paper has it, in 19 of 20."""

@@ -388,6 +388,7 @@ KINDS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["pfedbayes", "fedavg"])
 def test_every_likelihood_trains_predicts_and_is_scored(kind: str, name: str) -> None:

@@ -91,6 +91,7 @@ def test_ranks_out_of_range_are_refused() -> None:
         LowRank(14).check(BayesianMLP((2, 3, 1), Gaussian()))
 
 
+@pytest.mark.slow
 def test_a_long_fit_of_a_linear_model_is_the_exact_posterior() -> None:
     """With as many directions as weights; with one it is nearer than the mean field."""
     model, batch, prior, exact = problem()

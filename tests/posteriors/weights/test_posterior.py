@@ -203,6 +203,7 @@ def test_a_layer_by_row_has_the_normals_of_its_units(engine: Engine) -> None:
     torch.testing.assert_close(by_row(model, q, 1, engine)[0].softmax(-1), expected.softmax(-1), rtol=1e-12, atol=0)
 
 
+@pytest.mark.slow
 def test_a_row_by_row_is_predicted_as_by_networks_that_serve_all_rows() -> None:
     """Means and covariances of the outputs of a row are those of whole networks; two rows of a draw are independent."""
     q, draws = family("mean-field", LABELS), 4_000

@@ -20,6 +20,7 @@ SETS = ["federation.rounds=3", "method.particles=2", "model.mean_widths=[4]", "m
 SETS += ["data.scale=client", "model.noise_widths=constant", "method.hyper_prior_std=0.3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choose", [False, True], ids=["fixed", "chosen"])
 def test_its_predictions_are_those_of_run_and_forecast(choose: bool, tmp_path: Path) -> None:
     """Of the same table and seed; also where held-out training rows choose the number of rounds."""

@@ -126,6 +126,7 @@ def test_a_federation_learns(root: Path) -> None:
     assert np.mean([row.metrics["pm.accuracy"] for row in rows]) > 0.9
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_every_method_on_networks_is_scored(root: Path, name: str) -> None:
     study = tiny_images(root, *quick(name), "federation.rounds=2")

@@ -223,6 +223,7 @@ def test_labels_say_how_weights_were_learned() -> None:
     assert "linearised" in words["fedsi"]["average"] and "Laplace" in words["fedsi"]["inference"]
 
 
+@pytest.mark.slow
 def test_every_method_of_the_table_can_be_reported(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "rows.csv", rows())
     for name in (name for name, recipe in METHODS.items() if "regression" in recipe.learns):

@@ -94,6 +94,7 @@ def test_test_rows_are_not_looked_at(root: Path) -> None:
     assert choose(one, other) == choose(one, dataset)
 
 
+@pytest.mark.slow
 def test_validation_rows_choose_where_every_client_has_some(root: Path) -> None:
     """By hand: trials train on all training rows, for the rounds and after them; elsewhere on four fifths of them."""
     one = left_open(root, *PERSONAL, "method.alpha=held-out", "method.trial_rounds=1")
