@@ -26,7 +26,8 @@ TORCH_INDEX ?=
 ARGS ?=
 BIN := $(VENV)/bin
 FLOWER := .venv-flower
-INSTALL := python -m pip install -q --disable-pip-version-check
+# Byte code is written for what is imported, at its first import: to compile all that is installed takes half of the time.
+INSTALL := python -m pip install -q --disable-pip-version-check --no-compile
 PIP := $(BIN)/$(INSTALL)
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 READY := $(VENV)/.ready-$(EXTRA)
