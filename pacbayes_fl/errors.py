@@ -20,6 +20,7 @@ Answer = TypeVar("Answer")
 _LONGEST: Final = 2000  # characters of a message: whatever came in a file may stand in it
 _SEVERAL: Final = re.compile(r"(Sequence|Collection|Iterable)\[.+\]( \| None)?")  # an annotation
 _FILE: Final = re.compile(r"Path \| str((?: \| \w+)*)")
+_RUN: Final = re.compile(r"Trained( \| Served)?")
 
 
 UNREADABLE: Final = (
@@ -214,12 +215,31 @@ def a_path(name: str, value: object, others: Sequence[str] = ()) -> None:
         )
 
 
+def a_run(name: str, value: object, kinds: Sequence[str]) -> None:
+    """Refuse what is no run where one is meant, such as the path of its folder.
+
+    Args:
+        name: of the argument.
+        value: what came.
+        kinds: names of the classes that do.
+
+    Raises:
+        StudyError: when it is of another class.
+    """
+    if {kind.__name__ for kind in type(value).__mro__}.isdisjoint(kinds):
+        path = isinstance(value, str | os.PathLike)
+        raise StudyError(
+            f"{name} must be a run, {' or '.join(kinds)}, got {type(value).__name__}",
+            hint=f"pacbayes_fl.open_run({str(value)!r}) opens that of a folder" if path else "as open_run gives it",
+        )
+
+
 def kinds_checked(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
-    """Have a function refuse, before all else, one value where several are meant and what is no path of a file.
+    """Have a function refuse, before all else, one value for several, what is no path of a file, and what is no run.
 
     Args:
         function: of which it reads the annotations: `Sequence`, `Collection` or `Iterable` of something are several,
-            and `Path | str`, alone or with other classes behind, is a file; None passes.
+            `Path | str`, alone or with other classes behind, is a file, and `Trained` a run; None passes.
 
     Returns:
         The function, which raises StudyError naming the argument.
@@ -229,6 +249,7 @@ def kinds_checked(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
     lists = [(name, places[name]) for name, kind in kinds.items() if _SEVERAL.fullmatch(kind)]
     found = ((name, _FILE.fullmatch(kind)) for name, kind in kinds.items())
     files = [(name, places[name], match[1].replace(" | None", "").split(" | ")[1:]) for name, match in found if match]
+    runs = [(name, places[name], kind.split(" | ")) for name, kind in kinds.items() if _RUN.fullmatch(kind)]
 
     @wraps(function)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
@@ -238,6 +259,9 @@ def kinds_checked(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
         for name, at, others in files:
             if (value := args[at] if at < len(args) else kwargs.get(name)) is not None:
                 a_path(name, value, others)
+        for name, at, names in runs:
+            if (value := args[at] if at < len(args) else kwargs.get(name)) is not None:
+                a_run(name, value, names)
         return function(*args, **kwargs)
 
     return call

@@ -14,8 +14,8 @@ _SHARE = 3
 def left_out(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     """Return what a brief run leaves out.
 
-    Forms are drawn by a hash of test and form, so that every process has the same ones, every law some of its methods and every method
-    some of its laws.
+    Forms are drawn by a hash of test and form: every process has the same ones, every law some of the methods and
+    every method some of the laws.
 
     Args:
         items: Collected tests.

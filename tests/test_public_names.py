@@ -162,6 +162,28 @@ def test_what_is_no_path_where_a_file_is_meant_is_refused_by_name(
         _call(function, argument, value)
 
 
+RUN = re.compile(r"Trained( \| Served)?")
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"),
+    [pytest.param(function, argument, id=name) for name, function, argument, _ in _arguments(RUN)],
+)
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("runs/a", r"str \(pacbayes_fl\.open_run\('runs/a'\) opens"),
+        (Path("a"), r"\w+Path \(pacbayes_fl\.open_run\('a'\)"),
+        (3, r"int \(as open_run"),
+    ],
+)
+def test_what_is_no_run_where_one_is_meant_is_refused_with_what_opens_one(
+    function: Callable[..., object], argument: str, value: object, words: str
+) -> None:
+    with pytest.raises(pacbayes_fl.PacBayesFLError, match=rf"^{argument} must be a run, Trained[\w ]*, got {words}"):
+        _call(function, argument, value)
+
+
 @pytest.mark.parametrize("field", ["tasks", "options", "run", "comparison", "boxes"])
 def test_a_metric_refuses_one_text_where_several_are_meant(field: str) -> None:
     with pytest.raises(pacbayes_fl.PacBayesFLError, match=rf'^{field} must be a list, got .*write \["rmse"\]'):
@@ -179,3 +201,5 @@ def test_the_law_of_several_values_sees_all_kinds_of_functions() -> None:
     assert names > {*some, "ClientBatch.stack(names)", "plots.box_plots(results)", "testing.check_method(without)"}
     files = {name for name, *_ in _arguments(FILE)}
     assert files > {"score(path)", "forecast(path)", "forecast(later)", "update(path)", "predict(path)", "run(out)"}
+    runs = {name for name, *_ in _arguments(RUN)}
+    assert runs >= {"certify(trained)", "predict(trained)", "score(trained)", "forecast_newcomers(trained)"}
