@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from pacbayes_fl.errors import DeployError, StudyError
+from pacbayes_fl.federation import engine, federation_state
 from pacbayes_fl.federation.flower import commands, processes
 from pacbayes_fl.federation.flower.app import write_app
 from pacbayes_fl.federation.flower.keys import write_keys
@@ -31,6 +32,7 @@ from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.node import StudyNode
 from pacbayes_fl.study.node_folder import NodeFolder
+from pacbayes_fl.study.prepare import build
 from pacbayes_fl.study.served import PATIENT, Waits, serve
 from pacbayes_fl.study.threads import shared, threads
 
@@ -70,10 +72,13 @@ def deploy(
     processes.check_installed()
     processes.check_ports(range(port, port + nodes + 1))
     apart.check(study)
-    groups = load(study).groups
-    names = groups["existing"].train.names
+    data = load(study)
+    groups, known = data.groups, data.groups["existing"].train
+    names = known.names
     if not 1 <= nodes <= len(names):
         raise StudyError(f"--nodes must be in 1..{len(names)}, the number of clients, got {nodes}")
+    method, _ = build(study, data)
+    engine.check(method, known, study.plan, federation_state.start(method, known, study.plan))
     dealt = [[name for group in groups.values() for name in group.train.names[k::nodes]] for k in range(nodes)]
     own, address = out.with_name(f"{out.name}-nodes"), f"{HOST}:{port}"
     with scratch() as work:

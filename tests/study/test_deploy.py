@@ -23,6 +23,7 @@ from pacbayes_fl.results.rounds import read_rounds
 from pacbayes_fl.study import deploy as deployment
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.deploy import check_node, deploy, work_as_node
+from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.node import StudyNode
 from pacbayes_fl.study.node_folder import NodeFolder
 from pacbayes_fl.study.run import run
@@ -125,6 +126,9 @@ def test_what_cannot_be_deployed_is_refused_before_anything_starts(
     monkeypatch.setattr(processes, "check_installed", lambda: None)
     with pytest.raises(StudyError, match=r"--nodes must be in 1..24, .* got 25"):
         deploy(STUDY, tmp_path / "out", 25, port=free(26))
+    unequal = Study.from_table({"method": {"name": "fedavg"}, "federation": {"aggregate": "median", "rounds": 1}})
+    with pytest.raises(StudyError, match="aggregate = 'median' counts every client once"):
+        deploy(unequal, tmp_path / "out", 2, port=free(3))
     with socket.socket() as other:
         other.bind((processes.HOST, 0))
         other.listen()
