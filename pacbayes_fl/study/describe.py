@@ -24,9 +24,9 @@ from pacbayes_fl.privacy.kinds import MECHANISMS
 from pacbayes_fl.results.metrics import METRICS
 from pacbayes_fl.server.aggregations import AGGREGATIONS
 from pacbayes_fl.study import plugins, sources
-from pacbayes_fl.study.file import PARTS
 from pacbayes_fl.study.models import KINDS, MODEL_KINDS, kinds_over
 from pacbayes_fl.study.parts import CertifyPart, DataPart
+from pacbayes_fl.study.places import PARTS
 
 _NUMBERS: Final = MappingProxyType(  # of examples
     {

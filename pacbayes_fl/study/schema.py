@@ -19,9 +19,10 @@ from pacbayes_fl.methods import METHODS
 from pacbayes_fl.options import OpenNames, Option, Range, options_of
 from pacbayes_fl.results.records import SIMULATED_EPSILON
 from pacbayes_fl.study import sources as study_sources
-from pacbayes_fl.study.file import PARTS, Study
+from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.models import KINDS, kinds_over
 from pacbayes_fl.study.parts import SEEN, DataPart, MethodPart
+from pacbayes_fl.study.places import PARTS
 
 Schema = JsonTable
 

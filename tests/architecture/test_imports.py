@@ -19,7 +19,7 @@ STUDY = (  # the stages of a study, from its file to what is read from its runs
     (
         *("study.plugins", "study.anchors", "study.identity", "study.instances", "study.listing"),
         *("study.gp_model", "study.models", "study.parts", "study.file"),
-        *("study.sources", "study.schema", "study.choices"),
+        *("study.sources", "study.schema", "study.choices", "study.places"),
     ),
     (
         *(

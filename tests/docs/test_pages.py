@@ -18,7 +18,7 @@ from pacbayes_fl.privacy import ledger
 from pacbayes_fl.results import certificates, manifest
 from pacbayes_fl.study import release
 from pacbayes_fl.study.describe import every_name
-from pacbayes_fl.study.file import PARTS
+from pacbayes_fl.study.places import PARTS
 
 DOCS = Path(pages.__file__).parents[1]
 

@@ -17,10 +17,11 @@ from pacbayes_fl.methods import METHODS
 from pacbayes_fl.options import Range, option, options_of
 from pacbayes_fl.study import sources
 from pacbayes_fl.study.data import load
-from pacbayes_fl.study.file import PARTS, Study
+from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.listing import BUNDLED
 from pacbayes_fl.study.models import KINDS, ModelKind, NetworkModel, table_of
 from pacbayes_fl.study.parts import DataPart
+from pacbayes_fl.study.places import PARTS
 from pacbayes_fl.study.schema import schema
 from tests.faults import fuzz
 
