@@ -154,7 +154,7 @@ class Ledger:
         others = [one for one in self._reserved.values() if one.message != charge.message]
         rounds = max(0, last - first + 1 - (self.kept(first) is not None))
         planned = [charge] * min(rounds, self.room(charge))
-        shared.join(self._keys, [*self.charges, *others, *planned], self._keep_keys)
+        shared.join(self._keys, self.charges, [*others, *planned], self._keep_keys)
         self._shared = shared
 
     def settle(self) -> Shared | None:

@@ -6,8 +6,9 @@ budget holds for every client as runs have it, and for every single row where th
 
 The file is replaced as a whole, under a lock beside it, and has a checksum. It knows rows by fingerprints of 8 bytes
 under a salt of its own, by which whoever has the file reads nothing, but can check a guess of a row. It knows runs by
-keys that are drawn anew whenever a run goes on: of two copies of a run folder that both go on, the second is another
-run, as what it will release is.
+keys that are drawn anew whenever a run goes on, and how many releases each has made before its last: of two copies of
+a run folder that both go on, the second is another run, as what it will release is, and so is a copy that has missed
+releases of the first.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from pacbayes_fl.privacy.charges import Charge, charge_of
 from pacbayes_fl.privacy.guarantees import rounded
 from pacbayes_fl.results.folder import write_atomic
 
-FORMAT_VERSION: Final = 3  # 1 knew rows to the bit alone, 2 in one order of their columns
+FORMAT_VERSION: Final = 4  # 1 knew rows to the bit alone, 2 in one order of their columns, 3 not what runs had made
 _PRINT: Final = 8  # bytes: of 10^6 fingerprints beside 10^6 others, two agree by chance with 5e-8
 _PATIENCE: Final = 120.0  # seconds; who holds the lock adds up a few accounts
 
@@ -49,12 +50,14 @@ class Run:
         folder: its name, for people.
         spent: its releases by charge, with those that are still to come while it is not finished.
         rows: salted fingerprints of what it has trained with, whoever has left since.
+        made: those releases that are known to have been made; the last one of a run that goes on may be missing.
         finished: whether nothing more is to come.
     """
 
     folder: str
     spent: Counter[Charge]
     rows: frozenset[bytes]
+    made: Counter[Charge]
     finished: bool = False
 
 
@@ -118,14 +121,24 @@ class SharedLedger:
         """Nothing is read yet."""
         self.path, self._total, self._delta = Path(path), total, delta
         self._simulated, self._rows, self._folder, self._payers = simulated, rows, folder, payers
-        self._key, self._reserved = "", Counter[Charge]()
+        self._key, self._reserved, self._made = "", Counter[Charge](), Counter[Charge]()
 
-    def join(self, known: Sequence[str], charges: Sequence[Charge], keep: Callable[[Sequence[str]], None]) -> None:
+    def join(
+        self,
+        known: Sequence[str],
+        made: Sequence[Charge],
+        planned: Sequence[Charge],
+        keep: Callable[[Sequence[str]], None],
+    ) -> None:
         """Reserve what a run has spent and plans, or find that it has.
+
+        A folder that knows of fewer releases than the file says that the run has made is an older copy of it: what it
+        will release is another run's.
 
         Args:
             known: keys under which the run may stand in the file; none where it is new.
-            charges: one a release, of those made and of those to come.
+            made: charges of the releases that it has made.
+            planned: charges of those to come.
             keep: writes keys to the run's folder, before they stand in the file.
 
         Raises:
@@ -133,11 +146,12 @@ class SharedLedger:
                 budget or of another randomness, or cohorts follow an order; nothing is written then.
             CheckpointError: when it cannot be written.
         """
+        charges, count = [*made, *planned], Counter(made)
         _refuse_orders(charges)
         with self._locked():
             content = self._content(new=not known)
             self._refuse_older(content)
-            mine = next((key for key in known if key in content.runs), None)
+            mine = next((key for key in known if key in content.runs and content.runs[key].made <= count), None)
             before = Counter[Charge]() if mine is None else content.runs[mine].spent
             runs = {key: run for key, run in content.runs.items() if key != mine}
             wanted = before | Counter(charges)
@@ -147,29 +161,33 @@ class SharedLedger:
             keep([key] if mine is None else [mine, key])
             seen = frozenset() if mine is None else content.runs[mine].rows  # of clients that have left since, too
             rows = seen.union(*self._salted(content.salt).values())
-            self._write(replace(content, runs={**runs, key: Run(self._folder, wanted, rows)}))
-            self._key, self._reserved = key, wanted
+            self._write(replace(content, runs={**runs, key: Run(self._folder, wanted, rows, count)}))
+            self._key, self._reserved, self._made = key, wanted, count
 
     def cover(self, charges: Sequence[Charge]) -> None:
-        """Reserve more where a run needs more than it had planned, as one that repeats a round does.
+        """Write down what a run has made, and reserve more where it needs more than it had planned.
+
+        One that repeats a round needs more. One whose place a copy of its folder has taken is refused.
 
         Args:
             charges: one a release, of those made and of the next.
 
         Raises:
-            PrivacyError: when the budget would be exceeded, with the cause "budget spent".
+            PrivacyError: when the budget would be exceeded, with the cause "budget spent", or the file does not know
+                the run any more.
             CheckpointError: when it cannot be written.
         """
-        if Counter(charges) <= self._reserved:
+        made, wanted = Counter(charges[:-1]), self._reserved | Counter(charges)
+        if made == self._made and wanted == self._reserved:
             return
         _refuse_orders(charges)
         with self._locked():
             content = self._content()
-            wanted = self._reserved | Counter(charges)
-            runs = {key: run for key, run in content.runs.items() if key != self._key}
-            self._check(replace(content, runs=runs), wanted, len(charges))
-            self._put(content, Run(self._folder, wanted, content.runs[self._key].rows))
-            self._reserved = wanted
+            if wanted != self._reserved:
+                runs = {key: run for key, run in content.runs.items() if key != self._key}
+                self._check(replace(content, runs=runs), wanted, len(charges))
+            self._put(content, Run(self._folder, wanted, content.runs[self._key].rows, made))
+            self._reserved, self._made = wanted, made
 
     def settle(self, charges: Sequence[Charge]) -> Shared:
         """Give back what a run that has ended did not spend.
@@ -185,9 +203,9 @@ class SharedLedger:
         """
         with self._locked():
             content, spent = self._content(), Counter(charges)
-            run = Run(self._folder, spent, content.runs[self._key].rows, finished=True)
+            run = Run(self._folder, spent, content.runs[self._key].rows, spent, finished=True)
             self._put(content, run)
-            self._reserved = spent
+            self._reserved = self._made = spent
             return self._worst(replace(content, runs={k: v for k, v in content.runs.items() if k != self._key}), spent)
 
     def _put(self, content: Content, run: Run) -> None:
@@ -327,7 +345,7 @@ def read(path: Path) -> Content:
             what = f"{path} has ledger format {body['format_version']}, this pacbayes_fl reads {FORMAT_VERSION}"
             hint = "update pacbayes_fl"
             if body["format_version"] < FORMAT_VERSION:
-                what = f"{what}, which knows rows by other fingerprints"
+                what = f"{what}, which knows more of rows and runs"
                 hint = "another file, whose privacy.total is less by what runs of this one have spent (labels.json)"
             raise ValueError("it is of another version")
         runs = {key: _run(saved) for key, saved in body["runs"].items()}
@@ -342,13 +360,15 @@ def _others(runs: int) -> str:
 
 
 def _saved(run: Run) -> JsonMapping:
-    releases = [asdict(charge) | {"count": count} for charge, count in run.spent.items()]
+    releases = [asdict(charge) | {"count": count, "made": run.made[charge]} for charge, count in run.spent.items()]
     rows = base64.b64encode(b"".join(sorted(run.rows))).decode()
     return {"folder": run.folder, "finished": run.finished, "releases": releases, "rows": rows}
 
 
 def _run(saved: JsonMapping) -> Run:
-    spent = Counter({charge_of(each): int(each["count"]) for each in saved["releases"]})
+    spent, made = (
+        Counter({charge_of(each): int(each[name]) for each in saved["releases"]}) for name in ("count", "made")
+    )
     data = base64.b64decode(saved["rows"])
     rows = frozenset(data[at : at + _PRINT] for at in range(0, len(data), _PRINT))
-    return Run(saved["folder"], spent, rows, saved["finished"])
+    return Run(saved["folder"], spent, rows, made, saved["finished"])

@@ -14,7 +14,7 @@ from pacbayes_fl.cli.parser import parser
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.options import options_of
-from pacbayes_fl.privacy import ledger
+from pacbayes_fl.privacy import ledger, shared_ledger
 from pacbayes_fl.results import certificates, manifest
 from pacbayes_fl.study import release
 from pacbayes_fl.study.describe import every_name
@@ -96,5 +96,5 @@ def test_the_page_of_run_folders_says_the_formats_that_are_written() -> None:
     text = " ".join((DOCS / "howto" / "run-folders.md").read_text("utf-8").split())
     assert f'about format {manifest.FORMAT_VERSION}, the "format_version" of `manifest.json`' in text
     kinds = {"certificates": certificates, "ledgers": ledger, "releases": release, "checkpoints": checkpoint}
-    kinds |= {"shipped networks": network}
+    kinds |= {"shipped networks": network, "ledgers that runs share": shared_ledger}
     assert all(f"{name} {kind.FORMAT_VERSION}" in text for name, kind in kinds.items())

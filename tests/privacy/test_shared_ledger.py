@@ -30,12 +30,13 @@ class Folder:
     def __init__(self, path: Path, rows: Mapping[str, Sequence[str]] = PAIR, total: float | None = 5.0) -> None:
         prints = {name: frozenset(row.encode() for row in own) for name, own in rows.items()}
         self.keys: Sequence[str] = ()
+        self.made = 0
         self.given = path, total, DELTA, False, prints, "run"
         self.place = SharedLedger(*self.given)
 
     def join(self, charges: Sequence[Charge]) -> SharedLedger:
         self.place = SharedLedger(*self.given)
-        self.place.join(self.keys, charges, self.keep)
+        self.place.join(self.keys, charges[: self.made], charges[self.made :], self.keep)
         return self.place
 
     def keep(self, keys: Sequence[str]) -> None:
@@ -112,7 +113,35 @@ def test_a_run_that_goes_on_is_not_counted_twice_and_a_copy_of_it_is(tmp_path: P
     with pytest.raises(PrivacyError, match="one other has"):
         run.join(ten)  # too much rather than too little
     run.keys = [*old, "never written"]
+    run.made = 10
     assert run.join([CHARGE] * 12).settle([CHARGE] * 12).epsilon == epsilon([CHARGE] * 12, DELTA)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_copy_that_has_missed_releases_of_a_run_is_another_run(tmp_path: Path, ended: bool) -> None:
+    path, ten = tmp_path / "ledger", [CHARGE] * 10
+    run = Folder(path, total=epsilon([CHARGE] * 20, DELTA))
+    run.join(ten).cover(ten[:4])
+    copy = Folder(path, total=None)
+    copy.keys, copy.made = run.keys, 3
+    run.place.cover(ten[:6])
+    if ended:
+        run.place.settle(ten)
+    result = copy.join(ten).settle(ten)
+    assert (result.runs, result.epsilon) == (1, epsilon([CHARGE] * 20, DELTA))
+    assert sorted(one.made.total() for one in read(path).runs.values()) == [10 if ended else 5, 10]
+
+
+def test_a_run_whose_place_a_copy_has_taken_makes_no_further_release(tmp_path: Path) -> None:
+    path, ten = tmp_path / "ledger", [CHARGE] * 10
+    run, copy = Folder(path), Folder(path)
+    run.join(ten).cover(ten[:4])
+    copy.keys, copy.made = run.keys, 4  # the fourth was made by then
+    copy.join(ten)
+    with pytest.raises(PrivacyError, match="another copy of the run went on"):
+        run.place.cover(ten[:5])
+    run.made = 4
+    assert run.join(ten).settle(ten).runs == 1  # when it is resumed, it is the other run
 
 
 def test_a_run_that_goes_on_without_some_clients_keeps_what_they_have_spent(tmp_path: Path) -> None:
@@ -121,7 +150,7 @@ def test_a_run_that_goes_on_without_some_clients_keeps_what_they_have_spent(tmp_
     run = Folder(path, total=limit)
     run.join(ten).settle(ten)
     less = Folder(path, {"a": PAIR["a"]}, limit)
-    less.keys = run.keys
+    less.keys, less.made = run.keys, 10
     less.join([CHARGE] * 11).settle([CHARGE] * 11)
     for gone in ({"b": PAIR["b"]}, {"a": PAIR["a"]}):
         with pytest.raises(PrivacyError, match="one other has spent"):
@@ -132,11 +161,14 @@ def test_a_round_beyond_the_plan_is_reserved_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     place = Folder(path, total=epsilon([CHARGE] * 12, DELTA)).join([CHARGE] * 10)
     before = path.read_bytes()
-    place.cover([CHARGE] * 10)
+    place.cover([CHARGE])
     assert path.read_bytes() == before
+    place.cover([CHARGE] * 10)
+    ((run,),) = [read(path).runs.values()]
+    assert run.spent == {CHARGE: 10} and run.made == {CHARGE: 9}
     place.cover([CHARGE] * 12)
     ((run,),) = [read(path).runs.values()]
-    assert run.spent == {CHARGE: 12} and not run.finished
+    assert run.spent == {CHARGE: 12} and run.made == {CHARGE: 11} and not run.finished
     with pytest.raises(PrivacyError, match="allows") as caught:
         place.cover([CHARGE] * 13)
     assert caught.value.cause == "budget spent"
@@ -177,11 +209,11 @@ def test_a_file_of_another_version_is_refused_with_what_to_do(tmp_path: Path) ->
     Folder(path).join([CHARGE])
     body = json.loads(path.read_text("utf-8"))
     del body["sha256"]
-    old = r"fingerprints \(another file, whose privacy\.total is less"
+    old = r"rows and runs \(another file, whose privacy\.total is less"
     for version, hint in ((1, old), (99, "update pacbayes_fl")):
         other = body | {"format_version": version}
         path.write_text(json.dumps(other | {"sha256": checksum(other)}), "utf-8")
-        with pytest.raises(PrivacyError, match=rf"format {version}, this pacbayes_fl reads 3.*{hint}"):
+        with pytest.raises(PrivacyError, match=rf"format {version}, this pacbayes_fl reads 4.*{hint}"):
             Folder(path).join([CHARGE])
 
 

@@ -786,6 +786,21 @@ def test_a_run_that_was_killed_goes_on_with_what_it_reserved(tmp_path: Path) -> 
         run(folder, *options, resume=True)
 
 
+def test_a_copy_made_while_a_run_goes_on_adds_to_what_the_run_has_spent(tmp_path: Path) -> None:
+    shared, whole, copy = tmp_path / "all.json", tmp_path / "run", tmp_path / "copy"
+    options = (ON, f"privacy.ledger={shared}", "privacy.total=100", "privacy.delta=0.02", "federation.rounds=6")
+
+    def snapshot(record: results_rounds.RoundRecord) -> None:
+        if record.round == 3:
+            shutil.copytree(whole, copy)
+
+    study.run(tiny(*options), whole, on_round=snapshot)
+    assert releases(copy) == 3
+    result = said(run(copy, *options, resume=True))["ledger"]
+    charges = [*Ledger(whole, ANYTHING).charges, *Ledger(copy, ANYTHING).charges]
+    assert result["other_runs"] == 1 and result["epsilon"] == epsilon(charges, 0.02)
+
+
 def test_a_kill_behind_the_release_of_moments_leaves_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other rows do not take its place; it goes on with the moments that it has paid for."""
     options = (ON, f"privacy.ledger={tmp_path / 'all.json'}", "privacy.total=100", "data.scale=pooled")
