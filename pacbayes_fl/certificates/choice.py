@@ -17,7 +17,9 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.certificates.rows import BoundRows
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.methods.tempered import untempered
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.functions.powers import partly_refined
 from pacbayes_fl.posteriors.predictive import FunctionPosterior
@@ -29,6 +31,8 @@ SHARES: Final = (0.75, 0.5, 0.25, 0.1)
 
 POWERS: Final = (0.5, 0.25, 0.12, 0.05)
 """Powers of the rows' likelihood that are tried of functions whose posterior is exact, in place of `SHARES`."""
+
+_ROUNDING: Final = 1e-6
 
 PILOT: Final = 40
 """Draws of every candidate that choose among them, where a risk has no closed form."""
@@ -46,6 +50,51 @@ class Candidate(NamedTuple):
     share: float
     posterior: Any
     kl: Tensor
+
+
+def refine(method: AnyMethod, prior: Any, subset: BoundRows, noise: Noise) -> Candidate:
+    """Let a method refine its prior by the rows of the bound, and check what it says of the divergence.
+
+    Whose weights are of a family has a divergence that is known without the method.
+
+    Args:
+        method: refines; its own code may have been written by anybody.
+        prior: P of K clients.
+        subset: their rows.
+        noise: the clients' streams.
+
+    Returns:
+        The refined posterior; its divergence may be infinite or NaN, of a client that has none.
+
+    Raises:
+        AssumptionError: when the divergence is not one number a client, negative, or less than that of the weights'
+            families, naming the first client; or when the method has changed the prior, which then knows the rows.
+    """
+    name, bare = type(untempered(method)).__name__, unwrapped(prior)
+    family = bare.family if isinstance(bare, WeightPosterior) else None
+    before = {} if family is None else {at: leaf.clone() for at, leaf in tensors.leaves(family).items()}
+    posterior, kl = method.refine(prior, subset.seen, subset.rows, noise)
+    clients = subset.rows.clients
+    if not isinstance(kl, Tensor) or kl.shape != (clients,) or not kl.is_floating_point():
+        got = list(kl.shape) if isinstance(kl, Tensor) else type(kl).__name__
+        what = f"refine of {name} must give kl [K={clients}], a number in nats for every client, got {got}"
+        raise AssumptionError(what, hint="KL(Q || P) of each client's posterior from its own prior")
+    least, why = torch.zeros_like(kl), "which no divergence is"
+    if family is not None:
+        for at, leaf in tensors.leaves(family).items():
+            if not bool(((leaf == before[at]) | (leaf.isnan() & before[at].isnan())).all()):
+                what = f"refine of {name} has changed {at} of its prior, which then knows the rows of the bound"
+                raise AssumptionError(what, hint="work on copies: tensors.tree_map(torch.clone, prior.family)")
+        if isinstance(one := unwrapped(posterior), WeightPosterior):
+            if type(one.family) is not type(family):
+                what = f"{type(one.family).__name__} from {type(family).__name__}"
+                raise AssumptionError(f"refine of {name} must keep the family of its prior, got {what}")
+            least, why = one.family.kl(family).to(kl), "less than that of its weights from those of the prior, {:.6g}"
+    if bool((short := kl.detach() < least.detach() * (1 - _ROUNDING) - _ROUNDING).any()):
+        k = int(short.nonzero()[0])
+        what = f"refine of {name} gave a divergence of {float(kl[k]):.6g} nats, {why.format(float(least[k]))}"
+        raise AssumptionError(what, client=subset.rows.names[k], hint="KL(Q || P), or an upper bound of it")
+    return Candidate(1.0, posterior, kl)
 
 
 def candidates(method: AnyMethod, prior: Any, refined: Candidate, subset: BoundRows, noise: Noise) -> list[Candidate]:

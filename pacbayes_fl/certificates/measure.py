@@ -23,7 +23,7 @@ from pacbayes_fl.bounds.risk import (
     in_parts,
     predicted_losses,
 )
-from pacbayes_fl.certificates.choice import PILOT, Candidate, candidates, choose, merged, rewrapped, unwrapped
+from pacbayes_fl.certificates.choice import PILOT, Candidate, candidates, choose, merged, refine, rewrapped, unwrapped
 from pacbayes_fl.certificates.repeats import largest_variance
 from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.certificates.rows import BoundRows
@@ -200,7 +200,7 @@ def measure(trained: Trained, group: BoundRows, loss: BoundedLoss, request: Requ
             nothing = torch.full_like(made[0], math.nan)
             numbers = (*made, torch.ones_like(made[0]), nothing, nothing, nothing)
             return _Columns._make((*numbers, None, None, None, own))
-        refined = Candidate(1.0, *trained.method.refine(prior, subset.seen, subset.rows, refining.copy()))
+        refined = refine(trained.method, prior, subset, refining.copy())
         personalisation.warn_of(refined.posterior)
         among = [refined]
         if request.posterior == "best" and request.record.chooses:

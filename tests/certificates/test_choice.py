@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,13 +12,14 @@ import pytest
 import torch
 
 from pacbayes_fl.certificates import measure as certify_measure
-from pacbayes_fl.certificates.choice import POWERS, SHARES, Candidate, candidates, choose, merged
+from pacbayes_fl.certificates.choice import POWERS, SHARES, Candidate, candidates, choose, merged, refine
 from pacbayes_fl.certificates.clients import certify
 from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.certificates.rows import bound_rows_of
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.functions.powers import partly_refined
+from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.weights.mean_field import MeanField
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.study.run import Trained, train
@@ -61,6 +63,90 @@ def test_between_prior_and_posterior_the_divergence_grows_and_each_client_gets_i
     ((whose, one),) = merged(among, torch.tensor([0, len(among) - 1]))
     assert whose.all() and torch.equal(one.posterior.family.loc, torch.stack((q.loc[0], p.loc[1])))
     assert one.kl.tolist() == [pytest.approx(refined.kl[0].item()), 0.0]
+
+
+class Answering:
+    """A method of somebody's own: what its refine makes of the prior, and what it says of the divergence."""
+
+    def __init__(self, answer: Callable[[MeanField, MeanField], object]) -> None:
+        self.answer = answer
+
+    def refine(self, prior: Any, seen: Any, rows: Any, noise: Any) -> Any:
+        p = prior.family
+        q = MeanField(p.loc + 0.5, p.rho.clone())
+        return replace(prior, family=q), self.answer(q, p)
+
+
+def refined(answer: Callable[[MeanField, MeanField], object]) -> Candidate:
+    """Let a method refine two clients' weights."""
+    generator, noise = torch.Generator().manual_seed(0), Noise(0, 0, (1, 2))
+    p = MeanField(torch.randn(2, 5, generator=generator), torch.randn(2, 5, generator=generator))
+    subset: Any = SimpleNamespace(seen=None, rows=SimpleNamespace(clients=2, names=("a", "b")))
+    method, prior = Answering(answer), WeightPosterior(None, p, 1, noise)  # type: ignore[arg-type]
+    return refine(method, prior, subset, noise)  # type: ignore[arg-type]
+
+
+def in_place(q: MeanField, p: MeanField) -> torch.Tensor:
+    """Train on the prior's own storage, as an optimiser would that was given no copy."""
+    p.loc.copy_(q.loc)
+    return q.kl(p)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (in_place, "refine of Answering has changed loc of its prior, which then knows the rows of the bound"),
+        (
+            lambda q, p: 0.0 * q.kl(p),
+            r"client 'a': .* a divergence of 0 nats, less than that of its weights .* 3\.35",
+        ),
+        (lambda q, p: q.kl(p) * torch.tensor([1.0, 0.5]), "client 'b': .* less than that of its weights"),
+        (lambda q, p: -q.kl(p), "client 'a': .* a divergence of -"),
+        (lambda q, p: q.kl(p).sum(), r"must give kl \[K=2\], a number in nats for every client, got \[\]"),
+        (lambda q, p: q.kl(p).unsqueeze(1), r"got \[2, 1\]"),
+        (lambda q, p: 0.0, "got float"),
+    ],
+)
+def test_what_a_method_says_of_its_divergence_is_compared_with_that_of_its_weights(
+    answer: Callable[[MeanField, MeanField], object], message: str
+) -> None:
+    with pytest.raises(AssumptionError, match=message):
+        refined(answer)
+
+
+def test_a_divergence_may_be_an_upper_bound_or_of_a_client_that_has_none() -> None:
+    def answer(q: MeanField, p: MeanField) -> torch.Tensor:
+        return q.kl(p) * torch.tensor([2.0, torch.nan])
+
+    first, second = refined(answer).kl.tolist()
+    assert first == pytest.approx(2.0 * refined(lambda q, p: q.kl(p)).kl[0].item()) and second != second
+
+
+def test_a_method_keeps_the_family_of_its_prior_and_no_divergence_of_any_kind_is_negative() -> None:
+    noise, rows = Noise(0, 0, (1, 2)), SimpleNamespace(clients=2, names=("a", "b"))
+    prior = WeightPosterior(None, MeanField(torch.zeros(2, 3), torch.zeros(2, 3)), 1, noise)  # type: ignore[arg-type]
+    subset: Any = SimpleNamespace(seen=None, rows=rows)
+    point: Any = SimpleNamespace(
+        refine=lambda *_: (replace(prior, family=PointMass(torch.zeros(2, 3))), torch.zeros(2))
+    )
+    with pytest.raises(AssumptionError, match="must keep the family of its prior, got PointMass from MeanField"):
+        refine(point, prior, subset, noise)
+    trees: Any = SimpleNamespace(refine=lambda *_: (None, torch.tensor([0.0, -1.0])))
+    with pytest.raises(AssumptionError, match=r"client 'b': .* -1 nats, which no divergence is"):
+        refine(trees, None, subset, noise)
+
+
+def test_certify_takes_no_divergence_unseen(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = type(trained.method)
+    real = kind.refine
+
+    def refine_badly(self: Any, prior: Any, seen: Any, rows: Any, noise: Any) -> Any:
+        made = real(self, prior, seen, rows, noise)
+        return made._replace(kl=-made.kl)
+
+    monkeypatch.setattr(kind, "refine", refine_badly)
+    with pytest.raises(AssumptionError, match=f"refine of {kind.__name__} gave a divergence of -"):
+        certify(trained, "seeger")
 
 
 def test_no_bound_is_larger_than_that_of_the_refined_posterior_and_all_are_of_one_client_s_candidates(
