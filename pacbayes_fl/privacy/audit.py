@@ -159,9 +159,9 @@ def _scores(charges: Sequence[Charge], games: int, here: bool, generator: torch.
 def _pair(charge: Charge) -> tuple[Mechanism, tuple[Tensor, Tensor]]:
     """Clip two neighbours' messages [1, D] that are as far apart as they can be, and far longer before."""
     mechanism = Mechanism(charge.kind, 1.0, charge.multiplier)
-    if mechanism.chooses:  # one client wants the first of several candidates that are alike to all others
+    if mechanism.chooses:  # one client wants the last of several that are alike to all others: ties take the first
         against = torch.ones(1, min(charge.coordinates, _CHOICES), dtype=torch.float64)
-        against[0, 0] = 0.0
+        against[0, -1] = 0.0
         other = 1.0 - against if charge.cohorts.neighbours == "replace" else torch.zeros_like(against)
         return mechanism, (mechanisms.clip(1e3 * against, mechanism), mechanisms.clip(1e3 * other, mechanism))
     spread = kinds.MECHANISMS[charge.kind].growth(4) > 1  # L2 distances are hidden worse where all coordinates differ

@@ -80,6 +80,16 @@ def test_half_of_the_noise_is_caught(kind: str, ratio: float, rounds: int, cohor
     assert not result.holds and max(result.lower, result.gaussian or 0.0) > result.reported
 
 
+@pytest.mark.parametrize("kind", ["gaussian", "laplace", "knorm", "exponential"])
+@pytest.mark.parametrize("cohorts", [ONE, ANY, POISSON])
+def test_no_noise_is_caught(kind: str, cohorts: Cohorts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a tie between what a neighbour's data leave open hide a choice without noise."""
+    real = mechanisms.noise
+    monkeypatch.setattr(mechanisms, "noise", lambda *given, **named: 0.0 * real(*given, **named))
+    result = of(kind, 3.0, 3, cohorts, 4_000)
+    assert not result.holds and result.lower > result.reported
+
+
 def test_scores_are_the_log_likelihood_ratio() -> None:
     """Of scipy's densities, of a client who is drawn by chance as well."""
     x = torch.randn(50, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
