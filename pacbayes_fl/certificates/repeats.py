@@ -201,7 +201,7 @@ def _departed(trained: Trained, own: Array, marks: Array) -> Iterator[tuple[int,
     gone = [name for name in memory.clients if name not in here]
     if not gone or not memory.width:
         return
-    cells = twins.cells(own, np.array(memory.width), memory.salt)
+    cells = twins.cells(own, np.array(memory.width), memory.salt, memory.grids)
     for place, name in enumerate(gone):
         mark = memory.fold.get(name, int(marks.max()) + 1 + place)
         yield mark, np.asarray(np.isin(cells, memory.clients[name].cells).any(1))

@@ -17,7 +17,9 @@ _COLUMNS: Final = 32  # of a table whose columns are tried as keys too
 _SAMPLE: Final = 2048  # rows by which the key is chosen that sorts them best
 _BLOCK: Final = 2**20  # pairs, or numbers, that are compared in one go
 _PAIRS: Final = 2**27  # of candidates, beyond which whatever is near by its key counts as one
-_SHIFTS: Final = (0.0, 0.5)  # of the grids, in cells
+GRIDS: Final = 4
+"""In which a row is named that is not kept."""
+_ROUND_SHIFTS: Final = (0.0, 0.5)  # of the grids of rounded rows, in cells
 _ROUNDING: Final = 2.0**-18  # octaves by which a cell is wider for each column: 2.6e-6 of a value
 
 
@@ -217,23 +219,28 @@ def _joined(labels: Array, left: Array, right: Array) -> Array:
     return np.asarray(first[result])
 
 
-def cells(rows: Array, width: Array, salt: int) -> Array:
-    """Name the cells of two grids, half a cell apart, that every row lies in.
+def cells(rows: Array, width: Array, salt: int, grids: int = GRIDS) -> Array:
+    """Name the cells of several grids that every row lies in, by which it is recognised where it is not kept.
 
-    A row that is not kept can so be recognised: to the bit always, and otherwise unless an edge of either grid, whose
-    cells are as wide as twins may be apart, lies between it and its twin.
+    Of G grids each is a G-th of a cell from the next. With c < G columns cells are G widths wide: a twin is over an
+    edge of one grid at most in each column, and so of none in one grid at least. With more columns they are 2 G c
+    widths wide, so that a twin is over any edge of a column with a chance of 1 / (2 c) at most, and over one of every
+    grid with less than 3e-4. Rows that share a cell are taken for one another.
 
     Args:
         rows: [R, c].
         width: by column [c]; 0 where rows must agree exactly.
         salt: of the run, without which names say nothing across runs.
+        grids: G; 2 are of earlier versions, whose cells are one width wide, with many a twin over the edges of both.
 
     Returns:
-        Names [R, 2], uint64.
+        Names [R, G], uint64.
     """
-    scaled = np.where(width > 0, rows / np.where(width > 0, width, 1.0), rows).astype(np.float64)
-    grids = [np.where(width > 0, np.floor(scaled + shift), scaled) + 0.0 for shift in _SHIFTS]
-    return np.stack([_digest(grid, 2 * salt + at) for at, grid in enumerate(grids)], 1)
+    columns = rows.shape[1]
+    side = width * (1 if grids == 2 else grids if columns < grids else 2 * grids * columns)
+    scaled = np.where(side > 0, rows / np.where(side > 0, side, 1.0), rows).astype(np.float64)
+    named = (np.where(side > 0, np.floor(scaled + at / grids), scaled) + 0.0 for at in range(grids))
+    return np.stack([_digest(grid, grids * salt + at) for at, grid in enumerate(named)], 1)
 
 
 def rounding_cells(rows: Array) -> Array:
@@ -254,5 +261,7 @@ def rounding_cells(rows: Array) -> Array:
     with np.errstate(divide="ignore"):
         scaled = np.log2(np.abs(rows.astype(np.float64))) / (_ROUNDING * rows.shape[1])
     scaled = np.where(rows == 0, -(2.0**40), scaled)  # below the smallest number there is
-    at = [np.floor(scaled + shift + 0.25).astype(np.int64) for shift in _SHIFTS]  # round numbers are off the edges
+    at = [
+        np.floor(scaled + shift + 0.25).astype(np.int64) for shift in _ROUND_SHIFTS
+    ]  # round numbers are off the edges
     return np.stack([2 * cells + (rows < 0) for cells in at])

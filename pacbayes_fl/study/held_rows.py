@@ -189,7 +189,7 @@ class TrainedClient(NamedTuple):
 
     Args:
         rows: fingerprint of all its training rows, in their order.
-        cells: names of the rows that the training saw and of those that chose (`twins.cells`), uint64 [2 m], by which
+        cells: names of the rows that the training saw and of those that chose (`twins.cells`), uint64 [G m], by which
             they are recognised under whichever client they come back; none of published images, which are apart by
             their positions.
     """
@@ -206,13 +206,15 @@ class TrainingHistory:
         clients: what is kept of each, by name.
         fold: its fold by name, of a run in folds.
         salt: of the run, under which fingerprints and names of rows are made.
-        width: of the cells, by column; empty of published images.
+        width: of twins, by column; empty of published images.
+        grids: G, in which rows have names.
     """
 
     clients: Mapping[str, TrainedClient] = field(default_factory=dict)
     fold: Mapping[str, int] = field(default_factory=dict)
     salt: int = 0
     width: tuple[float, ...] = ()
+    grids: int = twins.GRIDS
 
     @classmethod
     def read(cls, folder: Path | None, trained: bool = False) -> TrainingHistory:
@@ -237,6 +239,7 @@ class TrainingHistory:
                 {name: int(fold) for name, fold in result["fold"].items()},
                 int(result["salt"], 16),
                 tuple(float(width) for width in result["width"]),
+                int(result.get("grids", 2)),  # of earlier versions
             )
         except UNREADABLE as error:
             raise DataError(f"{folder / HISTORY} cannot be read: {error}", hint="choose another --out") from error
@@ -282,13 +285,15 @@ class TrainingHistory:
                 part = seen.select(torch.arange(own.start, own.stop))
                 stacked, owner = twins.together((part.train, part.validation))
                 named = np.split(
-                    twins.cells(stacked, np.array(width), salt),
+                    twins.cells(stacked, np.array(width), salt, self.grids),
                     np.searchsorted(owner, np.arange(1, part.train.clients)),
                 )  # rows lie client after client
                 cells |= {name: one.reshape(-1) for name, one in zip(part.train.names, named, strict=True)}
         none = np.zeros(0, dtype=np.uint64)
         clients = {name: TrainedClient(rows, cells.get(name, none)) for name, rows in now.items()}
-        return TrainingHistory({**self.clients, **clients}, self._dealt(study, dataset), salt, width)
+        return replace(
+            self, clients={**self.clients, **clients}, fold=self._dealt(study, dataset), salt=salt, width=width
+        )
 
     def _dealt(self, study: Study, dataset: tables.Dataset) -> dict[str, int]:
         """Give today's clients their folds too."""
@@ -310,7 +315,8 @@ class TrainingHistory:
             CheckpointError: when it cannot be written.
         """
         clients = Entries(self._packed_clients, len(self.clients))
-        kept = {"salt": f"{self.salt:x}", "width": self.width, "fold": self.fold, "clients": clients}
+        kept = {"salt": f"{self.salt:x}", "width": self.width, "grids": self.grids, "fold": self.fold}
+        kept |= {"clients": clients}
         put_written(folder, HISTORY, lambda file: write_json(file, kept))
 
     def _packed_clients(self) -> Iterator[tuple[str, object]]:

@@ -180,8 +180,27 @@ def test_a_client_that_trained_is_recognised_under_another_name(
     assert_counted(certify(trained, Request()), trained, expected)
 
 
+@pytest.mark.filterwarnings("ignore:.*since the run was started")
+def test_a_client_that_has_left_is_recognised_by_rows_that_were_rounded(tmp_path: Path) -> None:
+    """As far as twins of rows that are there: no column tells its training rows from new ones."""
+    whole, path = table(), tmp_path / "rows.csv"
+    run(on_csv(write_csv(path, whole), *COUNTED, *SCHEMES["split"]), tmp_path / "run")
+    width = dict(zip(("lag_1", "wind", "y"), open_run(tmp_path / "run").history.width, strict=True))
+    moved = [
+        row
+        | {"client": "renamed", "group": "new"}
+        | {name: row[name] + 0.9 * (-1) ** i * width[name] for name in width}
+        for i, row in enumerate(of("existing_1", whole))
+    ]
+    stayed = [row for row in whole if row["client"] != "existing_1"]
+    again = on_csv(write_csv(path, stayed + moved), *COUNTED, *SCHEMES["split"], "federation.rounds=3")
+    run(again, tmp_path / "run", resume=True)
+    (line,) = [one for one in certify(open_run(tmp_path / "run"), Request()).clients if one.name == "renamed"]
+    assert (line.rows, line.repeats) == (5, 5)  # of ten, those that were kept from the training under its first name
+
+
 def test_a_twin_of_a_row_that_was_seen_counts_as_little_where_no_cell_tells(tmp_path: Path) -> None:
-    """Cells of rows that are gone recognise a row, and not its twin across the edges of both grids."""
+    """Cells of rows that are gone recognise a row, and not what is farther from it than their own twins would be."""
     whole = table()
     before = train(on_csv(write_csv(tmp_path / "rows.csv", whole), *COUNTED))
     width = 1e-4 * twins.spread([group.train for group in before.dataset.groups.values()])
@@ -190,11 +209,11 @@ def test_a_twin_of_a_row_that_was_seen_counts_as_little_where_no_cell_tells(tmp_
     own, owner = twins.stacked(trained.groups["new"].raw.train)
     own = own[owner == 0]
     assert repeats_of(trained, "new", trained.groups["new"].raw.train).n[0] == 10
-    known = twins.cells(own[:10], width, 5)  # the first ten are as drawn, the others their twins
-    hidden = ~np.isin(twins.cells(own[10:], width, 5), known).any(1)
-    assert hidden.sum() >= 5
+    narrow = 1e-3 * width
+    known = twins.cells(own[:10], narrow, 5)  # the first ten are as drawn, the others their twins
+    assert not np.isin(twins.cells(own[10:], narrow, 5), known).any()
     gone = held_rows.TrainingHistory(
-        {"gone": held_rows.TrainedClient("", known.reshape(-1))}, {}, 5, tuple(width.tolist())
+        {"gone": held_rows.TrainedClient("", known.reshape(-1))}, {}, 5, tuple(narrow.tolist())
     )
     again = replace(trained, history=gone)
     assert repeats_of(again, "new", trained.groups["new"].raw.train).n[0] == 0
@@ -231,8 +250,8 @@ def test_a_client_that_has_left_is_known_by_its_validation_rows_too() -> None:
     known = replace(dataset, groups={**dataset.groups, "existing": apart})
     plain, more = (held_rows.TrainingHistory().extended(tiny(), one, one) for one in (dataset, known))
     for k, name in enumerate(group.train.names):
-        assert len(plain.clients[name].cells) == 2 * group.train.size[k]
-        assert len(more.clients[name].cells) == 2 * (group.train.size[k] + group.test.size[k])
+        assert len(plain.clients[name].cells) == twins.GRIDS * group.train.size[k]
+        assert len(more.clients[name].cells) == twins.GRIDS * (group.train.size[k] + group.test.size[k])
 
 
 def test_folds_are_those_of_the_method_under_a_temperature(tmp_path: Path) -> None:

@@ -149,9 +149,26 @@ def test_cells_recognise_a_row_that_is_not_there_any_more() -> None:
     again = twins.cells(rows[::-1] + np.array([1e-9, -1e-9, 0.0]), width, 7)[::-1]
     assert (known == twins.cells(rows, width, 7)).all()
     assert (known == again).any(1).all()
-    assert not np.isin(twins.cells(rows + np.array([2e-4, 0, 0]), width, 7), known).any()
+    assert not np.isin(twins.cells(rows + np.array([5e-4, 0, 0]), width, 7), known).any()
     assert not np.isin(twins.cells(rows, width, 8), known).any()
     assert len(np.unique(known)) == known.size
+
+
+@pytest.mark.parametrize(("columns", "missed"), [(2, 0), (3, 0), (4, 6), (10, 6), (40, 6)])
+@pytest.mark.parametrize("away", [0.1, 0.4, 1.0 - 1e-6])
+def test_cells_recognise_a_twin_whatever_its_jitter_and_the_number_of_columns(
+    columns: int, missed: int, away: float
+) -> None:
+    """Of 20,000 rows, each jittered in all columns, up or down; they are not taken for others ten cells away."""
+    random = np.random.default_rng(columns)
+    rows = random.normal(size=(20_000, columns))
+    width = np.full(columns, 1e-4)
+    twin = rows + away * width * random.choice([-1.0, 1.0], size=rows.shape)
+    known = twins.cells(rows, width, 7)
+    assert known.shape == (20_000, twins.GRIDS)
+    assert (~(known == twins.cells(twin, width, 7)).any(1)).sum() <= missed
+    others = twins.cells(rows + 80 * twins.GRIDS * columns * width, width, 7)
+    assert not (known == others).any()
 
 
 @pytest.mark.parametrize("columns", [1, 2, 9, 300])

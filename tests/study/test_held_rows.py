@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from pacbayes_fl.data import tables
+from pacbayes_fl.data import tables, twins
 from pacbayes_fl.errors import CheckpointError, DataError, StudyError
 from pacbayes_fl.results.manifest import adopt
 from pacbayes_fl.study import held_rows
@@ -210,3 +211,17 @@ def test_a_damaged_memory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"trained\.json cannot be read"):
         held_rows.TrainingHistory.read(tmp_path)
     assert held_rows.TrainingHistory.read(None) == held_rows.TrainingHistory()
+
+
+def test_a_history_of_an_earlier_version_is_compared_by_its_own_cells(tmp_path: Path) -> None:
+    dataset = load(tiny())
+    history = held_rows.TrainingHistory(grids=2).extended(tiny(), dataset, dataset)
+    history.save(tmp_path)
+    saved = json.loads((tmp_path / held_rows.HISTORY).read_text("utf-8"))
+    assert saved.pop("grids") == 2
+    (tmp_path / held_rows.HISTORY).write_text(json.dumps(saved), "utf-8")
+    again = held_rows.TrainingHistory.read(tmp_path)
+    assert again.grids == 2 and held_rows.TrainingHistory().grids == twins.GRIDS > 2
+    rows, _ = twins.stacked(dataset.groups["existing"].train)
+    known = np.concatenate([one.cells for one in again.clients.values()])
+    assert np.isin(twins.cells(rows, np.array(again.width), again.salt, again.grids), known).all()
