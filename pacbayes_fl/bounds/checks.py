@@ -63,6 +63,8 @@ def whole(name: str, value: Number) -> Tensor:
     Raises:
         AssumptionError: when it is a truth value, below 1 or not a whole number.
     """
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)  # of any size, where a tensor has 64 bits
     truth = torch.as_tensor(value).dtype == torch.bool
     numbers = torch.as_tensor(value, dtype=torch.float64)  # at once: by way of float32 a count above 2^24 is rounded
     wrong = (numbers < 1) | ~numbers.isfinite() | (numbers != numbers.round()) | truth

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from pacbayes_fl import bounds
 from pacbayes_fl.bounds import OWN_BOUNDS, Bound, BoundedLoss, MonteCarlo
-from pacbayes_fl.bounds.checks import of_library
+from pacbayes_fl.bounds.checks import checked, of_library, whole
 from pacbayes_fl.bounds.loss_table import listing as listing
 from pacbayes_fl.bounds.loss_table import settings_of
 from pacbayes_fl.bounds.table import DEFAULT as DEFAULT
@@ -81,14 +82,11 @@ class Request:
         if not bound.certifiable:
             what = f"the bound {bound.name!r} needs {', '.join(bound.needs)}, which no run has all of"
             raise AssumptionError(what, hint=bound.unmeasured or f"one of {', '.join(known)}")
-        if self.draws < 1 or not 0 < self.draws_delta < 1:
-            raise AssumptionError("draws must be at least 1, and draws_delta strictly between 0 and 1")
         if self.posterior not in get_args(Which):
             raise AssumptionError(f"posterior must be one of {', '.join(get_args(Which))}, got {self.posterior!r}")
-        if self.tried is not None and self.tried < 1:
-            raise AssumptionError(f"tried must be at least 1, got {self.tried}", hint="1 where nothing was chosen")
-        if not 0 <= self.holdout < 1:
-            raise AssumptionError(f"holdout must be at least 0 and below 1, got {self.holdout:g}", hint="0 for none")
+        if not isinstance(self.jointly, bool):
+            raise AssumptionError(f"jointly must be True or False, got {shown(self.jointly)}")
+        self._check_numbers()
         if bound.group is None:
             if self.smooth is not None:
                 raise AssumptionError(
@@ -99,6 +97,22 @@ class Request:
                 raise AssumptionError(
                     f"the bound {bound.name!r} {needs}", hint="--beta rows takes n, --beta root its root"
                 )
+
+    def _check_numbers(self) -> None:
+        """Check that numbers are numbers, each in its range."""
+        whole("draws", _number("draws", self.draws))
+        for name in ("delta", "draws_delta"):
+            if not 0 < (value := _number(name, getattr(self, name))) < 1:
+                raise AssumptionError(f"{name} must lie strictly between 0 and 1, got {value}")
+        if self.tried is not None:
+            whole("tried", _number("tried", self.tried))
+        if not 0 <= _number("holdout", self.holdout) < 1:
+            raise AssumptionError(f"holdout must be at least 0 and below 1, got {self.holdout:g}", hint="0 for none")
+        for name in ("beta", "smooth"):
+            value = getattr(self, name)
+            if (name == "beta" and value in ("rows", "root")) or value is None:
+                continue
+            checked(name, _number(name, value, ", 'rows' or 'root'" if name == "beta" else ""), 0.0, strict=True)
 
     @property
     def record(self) -> Bound:
@@ -166,6 +180,13 @@ class Request:
             Its share of delta; None where nothing was estimated.
         """
         return None if draws is None else MonteCarlo(draws, self.draws_delta * delta, risks, variances, trials)
+
+
+def _number(name: str, value: object, others: str = "") -> Any:
+    """Refuse what is no number."""
+    if not isinstance(value, Real):
+        raise AssumptionError(f"{name} must be a number{others}, got {shown(value)}")
+    return value
 
 
 def loss_of(text: str | None) -> BoundedLoss | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from pacbayes_fl import bounds
 from pacbayes_fl.bounds import ClippedNLL, ClippedSquare, SaturatingSquare, ZeroOne
 from pacbayes_fl.certificates.request import Request, beta_of, loss_of
 from pacbayes_fl.errors import AssumptionError, StudyError
@@ -33,7 +36,7 @@ def test_what_cannot_be_certified_is_refused(bound: str, more: dict[str, object]
 
 @pytest.mark.parametrize("tried", [0, -5])
 def test_fewer_settings_than_one_are_refused(tried: int) -> None:
-    with pytest.raises(AssumptionError, match=f"tried must be at least 1, got {tried}"):
+    with pytest.raises(AssumptionError, match=f"tried must be at least 1 and a whole number, got {tried}"):
         Request(tried=tried)
 
 
@@ -104,3 +107,32 @@ def test_betas(text: str | None, beta: object) -> None:
 def test_other_betas_are_refused(text: str) -> None:
     with pytest.raises(AssumptionError, match="beta must be a positive number"):
         beta_of(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"delta": "0.05"}, "delta must be a number, got '0.05'"),
+        ({"delta": 1}, "delta must lie strictly between 0 and 1, got 1"),
+        ({"draws": 1.5}, "draws must be at least 1 and a whole number, got 1.5"),
+        ({"draws": True}, "draws must be at least 1 and a whole number, got True"),
+        ({"tried": 2.5}, "tried must be at least 1 and a whole number, got 2.5"),
+        ({"tried": 0}, "tried must be at least 1"),
+        ({"jointly": "no"}, "jointly must be True or False, got 'no'"),
+        ({"holdout": None}, "holdout must be a number, got None"),
+        ({"bound": "catoni", "beta": "all"}, "beta must be a number, 'rows' or 'root', got 'all'"),
+        ({"bound": "catoni", "beta": -1.0}, "beta must be finite, above 0, got -1"),
+        ({"bound": "server", "smooth": 0.0}, "smooth must be finite, above 0, got 0"),
+    ],
+)
+def test_what_is_no_number_of_its_kind_is_refused_before_anything_is_measured(
+    given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(AssumptionError, match=re.escape(message)):
+        Request(**given)
+
+
+def test_any_whole_number_of_tries_is_counted() -> None:
+    assert Request(tried=10**30).tried == 10**30
+    premises = bounds.Premises(bounds.Provenance("split"), independent=True, tried=10**30)
+    assert bounds.seeger(0.1, 1.0, 10**6, 0.05, premises).terms["delta"].item() == pytest.approx(5e-32)
