@@ -49,16 +49,23 @@ class Run:
     Args:
         folder: its name, for people.
         spent: its releases by charge, with those that are still to come while it is not finished.
-        rows: salted fingerprints of what it has trained with, whoever has left since.
+        prints: salted fingerprints of the rows that it has trained with, whoever has left since, as the file has them:
+            every release is written down, and most have no use for them.
         made: those releases that are known to have been made; the last one of a run that goes on may be missing.
         finished: whether nothing more is to come.
     """
 
     folder: str
     spent: Counter[Charge]
-    rows: frozenset[bytes]
+    prints: str
     made: Counter[Charge]
     finished: bool = False
+
+    @property
+    def rows(self) -> frozenset[bytes]:
+        """The fingerprints."""
+        data = base64.b64decode(self.prints, validate=True)
+        return frozenset(data[at : at + _PRINT] for at in range(0, len(data), _PRINT))
 
 
 @dataclass(frozen=True)
@@ -161,7 +168,7 @@ class SharedLedger:
             keep([key] if mine is None else [mine, key])
             seen = frozenset() if mine is None else content.runs[mine].rows  # of clients that have left since, too
             rows = seen.union(*self._salted(content.salt).values())
-            self._write(replace(content, runs={**runs, key: Run(self._folder, wanted, rows, count)}))
+            self._write(replace(content, runs={**runs, key: Run(self._folder, wanted, _packed(rows), count)}))
             self._key, self._reserved, self._made = key, wanted, count
 
     def cover(self, charges: Sequence[Charge]) -> None:
@@ -186,7 +193,7 @@ class SharedLedger:
             if wanted != self._reserved:
                 runs = {key: run for key, run in content.runs.items() if key != self._key}
                 self._check(replace(content, runs=runs), wanted, len(charges))
-            self._put(content, Run(self._folder, wanted, content.runs[self._key].rows, made))
+            self._put(content, Run(self._folder, wanted, content.runs[self._key].prints, made))
             self._reserved, self._made = wanted, made
 
     def settle(self, charges: Sequence[Charge]) -> Shared:
@@ -203,7 +210,7 @@ class SharedLedger:
         """
         with self._locked():
             content, spent = self._content(), Counter(charges)
-            run = Run(self._folder, spent, content.runs[self._key].rows, spent, finished=True)
+            run = Run(self._folder, spent, content.runs[self._key].prints, spent, finished=True)
             self._put(content, run)
             self._reserved = self._made = spent
             return self._worst(replace(content, runs={k: v for k, v in content.runs.items() if k != self._key}), spent)
@@ -228,10 +235,10 @@ class SharedLedger:
 
     def _worst(self, others: Content, charges: Counter[Charge], client: str | None = None) -> Shared:
         """Compose a run with those that saw rows of its clients, for the client for whom that is most."""
-        found = dict[frozenset[str], str]()
+        found, seen = dict[frozenset[str], str](), {key: run.rows for key, run in others.runs.items()}
         for name, rows in self._salted(others.salt).items():
             if client in (None, name):
-                found.setdefault(frozenset(key for key, run in others.runs.items() if run.rows & rows), name)
+                found.setdefault(frozenset(key for key, own in seen.items() if own & rows), name)
         results, known = [], dict[frozenset[tuple[Charge, int]], float]()
         for keys, name in found.items():
             total = sum((others.runs[key].spent for key in sorted(keys)), charges)
@@ -361,14 +368,15 @@ def _others(runs: int) -> str:
 
 def _saved(run: Run) -> JsonMapping:
     releases = [asdict(charge) | {"count": count, "made": run.made[charge]} for charge, count in run.spent.items()]
-    rows = base64.b64encode(b"".join(sorted(run.rows))).decode()
-    return {"folder": run.folder, "finished": run.finished, "releases": releases, "rows": rows}
+    return {"folder": run.folder, "finished": run.finished, "releases": releases, "rows": run.prints}
+
+
+def _packed(rows: frozenset[bytes]) -> str:
+    return base64.b64encode(b"".join(sorted(rows))).decode()
 
 
 def _run(saved: JsonMapping) -> Run:
     spent, made = (
         Counter({charge_of(each): int(each[name]) for each in saved["releases"]}) for name in ("count", "made")
     )
-    data = base64.b64decode(saved["rows"])
-    rows = frozenset(data[at : at + _PRINT] for at in range(0, len(data), _PRINT))
-    return Run(saved["folder"], spent, rows, made, saved["finished"])
+    return Run(saved["folder"], spent, str(saved["rows"]), made, saved["finished"])
