@@ -46,7 +46,7 @@ NOISE: Final = HeldOutChoice(
 )
 """Whether it depends on the inputs: few rows show it in the first rounds, or not at all."""
 
-NETWORKS: Final = HeldOutChoice("networks", (True, False), by_default=False, table="model", clients=True)
+NETWORKS: Final = HeldOutChoice("networks", (True, False), by_default=False, table="model", clients=True, early=True)
 """Of mean and kernel: without them learning starts at the regression, which nothing need be clearly better than."""
 
 TRIALS: Final = Trials(50)

@@ -63,6 +63,8 @@ class HeldOutChoice(NamedTuple):
             for "most" clients as well, or "clearly", by two standard errors over clients.
         whole: whether candidates are judged at their best numbers of rounds along the whole path, where that number is
             open, and not along the rounds of a trial: of options that say how much is learned late.
+        early: whether another candidate than the first is ahead early or never, and so left where it falls behind the
+            first by two standard errors, as one is that has to be better "clearly".
     """
 
     option: str
@@ -74,6 +76,7 @@ class HeldOutChoice(NamedTuple):
     rounds: int | None = None
     better: Margin = "mean"
     whole: bool = False
+    early: bool = False
 
     @property
     def key(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Final, Protocol, TypeVar, cast
 
 from pacbayes_fl import settings
@@ -231,6 +231,28 @@ def with_own_defaults(study: Whole) -> Whole:
         changed = {n: value for n, value in values.items() if n in known and getattr(holder, n, None) == known[n]}
         holder = replace(holder, **changed)
         whole = replace(whole, **{part: replace(whole.method, options=holder) if options else holder})
+    return cast(Whole, whole)
+
+
+def without_own_defaults(study: Whole) -> Whole:
+    """Give a study whose method a program brings what its tables say, without the defaults of the method it named.
+
+    Args:
+        study: of a file of one's own.
+
+    Returns:
+        The study, in which options that nobody has given and that its own method would have chosen by rows have the
+        defaults of their tables; itself where the source is built in.
+    """
+    whole = cast(Any, study)
+    if whole.data.source in sources.every():
+        return study
+    own = _own(study.recipe, whole.data.task)
+    for part in ("data", "federation", "model"):
+        holder, known = getattr(whole, part), _table(whole.unsaid, part)
+        usual = {f.name: f.default for f in fields(holder)}
+        named = {n for n in known if n in usual and getattr(holder, n) == known[n] == own.get(part, {}).get(n)}
+        whole = replace(whole, **{part: replace(holder, **{name: usual[name] for name in named})})
     return cast(Whole, whole)
 
 

@@ -94,20 +94,22 @@ class Study:
             data = replace(data, rows=None)  # the folder keeps the rows: what they were made from may be gone
         given = Instances(method, model, data, tuple(metrics))
         changes: JsonTable = {"instances": given}
+        study = self
         if given.method is not None:
+            study = choices.without_own_defaults(self)
             recipe = given.recipes[given.method_name]
             changes["method"] = MethodPart(given.method_name, "recommended", recipe.options())
         elif given.model is not None and not isinstance(given.model, models.GIVEN[self.recipe.model]):
             what = f"model is of {type(given.model).__name__}, and {self.method.name} learns {self.recipe.model}"
             raise StudyError(what, hint="give a FunctionModel of functions, a WeightModel of weights")
         if given.method is not None or given.model is not None:
-            changes["model"] = InstanceModel.of(given.model_kind, self.model)
-        own = given.data is not None and given.method is None and given.model is None
-        study = choices.with_own_defaults(self) if own else self
+            changes["model"] = InstanceModel.of(given.model_kind, study.model)
+        elif given.data is not None:
+            study = choices.with_own_defaults(self)
         if given.data is not None:
             changes["data"] = replace(study.data, source=study_instances.DATA, options={}, follow_seed=False)
         if given.metrics:
-            changes["report"] = replace(self.report, metrics=(*self.report.metrics, *given.metrics_by_name))
+            changes["report"] = replace(study.report, metrics=(*study.report.metrics, *given.metrics_by_name))
         return replace(study, **changes)
 
     def metric(self, name: str) -> Metric:

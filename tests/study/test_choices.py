@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
 
+from pacbayes_fl import BayesianMLP, FedAvg, Gaussian
 from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.methods import METHODS, HeldOutChoice
 from pacbayes_fl.options import option, options_of
@@ -36,6 +37,21 @@ def test_a_file_of_ones_own_leaves_the_number_of_rounds_open(name: str, others: 
     assert study.federation.rounds == study.data.scale == "held-out"
     assert study.plan.rounds == max(candidates(study, ROUNDS)), "as many as can be, until it is chosen"
     assert with_value(study, ROUNDS, 25).plan.rounds == 25
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_method_of_a_program_leaves_nothing_open_that_the_one_named_beside_it_would(name: str) -> None:
+    """Nothing is tried for it; what somebody has written down himself stays, and is refused."""
+    method = FedAvg(BayesianMLP((1, 2, 1), Gaussian()))
+    own = Study.from_table({**OWN, "method": {"name": name}})
+    study = own.with_instances(method=method)
+    assert study.held_out == () and study.data == DataPart(source=own.data.source)
+    assert isinstance(study.model, models.InstanceModel) and study.model.residuals == "gaussian"
+    refuse_open(study)
+    asked = Study.from_table({"data": {"source": "mine.csv", "scale": "pooled"}}).with_instances(method=method)
+    assert asked.data.scale == "pooled"
+    with pytest.raises(StudyError, match=r"data\.scale = 'held-out' is not for instance:FedAvg"):
+        refuse_open(replace(asked, data=replace(asked.data, scale="held-out")))
 
 
 @pytest.mark.parametrize(

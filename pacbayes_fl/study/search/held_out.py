@@ -203,10 +203,11 @@ def _along_paths(
     some = (*(mark for mark in MARKS if mark < rounds), rounds) if ROUNDS in study.held_out else (rounds,)
     whole = ROUNDS in study.held_out and asked.whole
     marks = _from_start(study, candidates(study, ROUNDS) if whole else some)
+    left_behind = asked.early or asked.better == "clearly"
     scores, known, causes = {}, dict[object, Along](), list[str]()
     for candidate in every_one:
         trial = first(with_value(study, asked, candidate), but=(ROUNDS, TEMPERATURE))
-        path = known[candidate] = paths(trial, marks, rival=known.get(usual) if asked.better == "clearly" else None)
+        path = known[candidate] = paths(trial, marks, rival=known.get(usual) if left_behind else None)
         scores[candidate] = math.nan if path.best is None else path.scores[path.best]
         causes += [] if path.failure is None else [path.failure]
         tell(f"{asked.key}={candidate}", scores[candidate])

@@ -526,6 +526,20 @@ def test_a_wide_hyper_prior_is_judged_at_its_best_round_along_the_path_that_the_
     ]
 
 
+def test_lines_are_left_where_networks_leave_them_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They begin at the regression: what is behind after as many rounds will not be ahead of the best of all."""
+    rivals: list[Along | None] = []
+
+    def along(study: Study, _: object, marks: tuple[int, ...], *__: object, rival: Along | None) -> Along:
+        rivals.append(rival)
+        return Along({marks[-1]: 0.0}, clients={marks[-1]: (0.0, 0.0)})
+
+    monkeypatch.setattr(held_out, "follow", along)
+    one = tiny("model.networks=held-out", "federation.rounds=held-out")
+    choose(one, load(one))
+    assert [rival is not None for rival in rivals] == [False, True]
+
+
 @pytest.mark.parametrize(
     "asks",
     [
