@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.target_bounds import Place, row_number
 from pacbayes_fl.errors import DataError
 
 _Map = Callable[[Tensor, "Transform"], Tensor]
@@ -120,26 +121,28 @@ class Transform(NamedTuple):
         """
         return self.kind.log_slope(y, self)
 
-    def check(self, batch: ClientBatch) -> None:
+    def check(self, batch: ClientBatch, place: Place = row_number) -> None:
         """Refuse targets outside the domain, and those whose transform is too large to be squared.
 
         Args:
             batch: rows in the data's own units.
+            place: what to call a client's row.
 
         Raises:
-            DataError: naming the first client that has one, and the target.
+            DataError: naming the first client that has one, the target and its row.
         """
         low, high = self.domain
         outside = batch.mask & ~((batch.y > low) & (batch.y < high))
         if bool(outside.any()):
             k, row = (int(at) for at in outside.nonzero()[0])
-            what = f"has a target of {float(batch.y[k, row]):g}, and data.transform = {self.name!r} takes those"
+            what = f"{_said(batch, k, row, place)}, and data.transform = {self.name!r} takes those"
             hint = "data.transform = 'yeo-johnson' takes all numbers; or leave data.transform out"
-            raise DataError(f"{what} above {low:g} and below {high:g} alone", client=batch.names[k], hint=hint)
+            ends = f"above {low:g}" if math.isinf(high) else f"above {low:g} and below {high:g}"
+            raise DataError(f"{what} {ends} alone", client=batch.names[k], hint=hint)
         large = batch.mask & ~(self.forward(batch.y).abs() < _LARGEST)
         if bool(large.any()):
             k, row = (int(at) for at in large.nonzero()[0])
-            what = f"has a target of {float(batch.y[k, row]):g}, of which {self.title} is too large to be squared"
+            what = f"{_said(batch, k, row, place)}, of which {self.title} is too large to be squared"
             raise DataError(what, client=batch.names[k], hint="give the target in a larger unit")
 
     def apply(self, batch: ClientBatch) -> ClientBatch:
@@ -152,6 +155,10 @@ class Transform(NamedTuple):
             The same rows with t for y; padding stays zero.
         """
         return replace(batch, y=torch.where(batch.mask, self.forward(batch.y), 0.0))
+
+
+def _said(batch: ClientBatch, k: int, row: int, place: Place) -> str:
+    return f"has a target of {float(batch.y[k, row]):g} ({place(batch.names[k], row)})"
 
 
 def _root(t: Tensor, power: float) -> Tensor:

@@ -19,6 +19,7 @@ from pacbayes_fl.data import cells, class_labels, csv_text, memory, user_feature
 from pacbayes_fl.data.cells import Cells
 from pacbayes_fl.data.history import History
 from pacbayes_fl.data.layout import DERIVED, Feature, Layout
+from pacbayes_fl.data.target_bounds import Place
 from pacbayes_fl.data.user_features import Raw
 from pacbayes_fl.errors import DataError, caller_stacklevel, counted, listed, shown
 
@@ -66,6 +67,11 @@ class Table(NamedTuple):
     def place(self, client: str, row: int) -> str:
         """Say where a client's row stands in the file, or which it is."""
         return f"row {row}" if self.rows is None else self.places[int(self.rows[client][row])]
+
+    def among(self, taken: Tensor) -> Place:
+        """Say where rows stand of which some are taken, bool [m] of their client's, by their numbers among these."""
+        stand = taken.nonzero().flatten().tolist()
+        return lambda client, row: self.place(client, stand[row])
 
     def select(self, rows: Mapping[str, Tensor]) -> Table:
         """Take rows of every client.

@@ -156,7 +156,7 @@ def _read_file(part: DataPart) -> tables.Dataset:
         raise StudyError(f"[data] options are for generators, not for the file {path.name}")
     task: user_tables.Task = "classification" if part.task == "classification" else "regression"
     last = None if part.test.last is None else span(part.test.last)
-    check = partial(table_checks.check_bounds, part)
+    check = partial(table_checks.check_targets, part)
     dataset = tables.read(path, part, part.test.share, task, last, check)
     if part.task == "auto" and dataset.classes is None and path.suffix in user_tables.TABLES:
         _warn_of_labels(dataset)
@@ -244,11 +244,11 @@ def check_targets(batch: ClientBatch, shared: Shared, place: Place = row_number)
         place: what to call a client's row.
 
     Raises:
-        DataError: naming the first client that has one, and the range of its targets, or the target; or a row whose
-            bounds are not in order.
+        DataError: naming the first client that has one, and the range of its targets, or the target and its row; or a
+            row whose bounds are not in order.
     """
     if shared.transform is not None:
-        shared.transform.check(batch)
+        shared.transform.check(batch, place)
     if shared.bounds is not None:
         shared.bounds.check(batch, place)
 

@@ -19,7 +19,7 @@ from pacbayes_fl.federation import personalisation
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.study import scaling, user_rows
-from pacbayes_fl.study.data import ScaledGroup, scale
+from pacbayes_fl.study.data import ScaledGroup, check_targets, scale
 from pacbayes_fl.study.evaluate.classification import predictive
 from pacbayes_fl.study.evaluate.regression import BAND, say_far, state_of, units_of
 from pacbayes_fl.study.later import from_table, members_of, pad, past_of, read
@@ -214,6 +214,7 @@ def joined(
         ask = asks[name]
         user_rows.say_gaps(table, name, ask)
         own = ~ask & whole[name]
+        check_targets(pad(known, name, x[own], y[own]), known.shared, table.among(own))
         group, state = newcomer(known, name, x[own], y[own])
         wanted = ask if bool(ask.any()) else own if bool(own.any()) else ~ask  # blank, rather than nothing
         filled = x[wanted].where(_like(whole[name][wanted], x), 0.0)

@@ -168,8 +168,7 @@ def _left(known: Served, group: ScaledGroup, table: Table) -> tuple[ClientBatch,
     times = None if table.times is None else table.times[client]
     given = user_rows.gap_free(table)[client] & ~y.double().isnan()
     more = pad(known, client, x[given], y[given])
-    stand = given.nonzero().flatten().tolist()
-    check_targets(more, known.shared, lambda name, row: table.place(name, stand[row]))
+    check_targets(more, known.shared, table.among(given))
     if not bool(given.any()):
         return more, len(y)
     old = learned_from(known, group, more, None if times is None else times[given], table.time_kind)

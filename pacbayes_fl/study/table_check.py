@@ -99,7 +99,7 @@ def check(path: Path | str, study: Study, cost: bool = True, remarks: Sequence[s
     missing = "drop" if study.data.missing == "refuse" else study.data.missing
     low, high = (None if isinstance(end, str) else end for end in (study.data.lower_bound, study.data.upper_bound))
     loose = replace(asked.data, missing=missing, duplicate_rows="allow", lower_bound=low, upper_bound=high)
-    lenient = replace(asked, data=loose)
+    lenient = replace(asked, data=replace(loose, transform="none"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what they say is found below
         try:
@@ -123,6 +123,7 @@ def check(path: Path | str, study: Study, cost: bool = True, remarks: Sequence[s
         refused, price = list[str](), None
         try:
             load(asked)
+            lenient = replace(asked, data=loose)  # every target has a transform
         except PacBayesFLError as error:
             refused.append(str(error))
         try:

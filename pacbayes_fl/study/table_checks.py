@@ -98,8 +98,8 @@ def made_of_others(data: DataPart) -> str:
     return f"{name}: rows are made of each other, and a certificate needs rows that are independent draws"
 
 
-def check_bounds(data: DataPart, table: Table) -> None:
-    """Refuse targets beyond bounds of their rows, while it is known in which lines these stand.
+def check_targets(data: DataPart, table: Table) -> None:
+    """Refuse targets beyond bounds of their rows, or without a transform, while it is known in which lines these stand.
 
     Args:
         data: of a study, whose bounds may be columns.
@@ -109,10 +109,17 @@ def check_bounds(data: DataPart, table: Table) -> None:
         StudyError: as `bounds_of`.
         DataError: naming the first client with such a row, and its line.
     """
-    if isinstance(data.lower_bound, str) or isinstance(data.upper_bound, str):
-        bounds = bounds_of(data, table.features)
-        for name, rows in table.clients.items():
-            bounds.check(ClientBatch.stack([rows], [name], [0]), table.place)
+    by_row = isinstance(data.lower_bound, str) or isinstance(data.upper_bound, str)
+    bounds = bounds_of(data, table.features) if by_row else None
+    transform = None if data.task == "classification" else data.target_transform
+    if bounds is None and transform is None:
+        return
+    for name, rows in table.clients.items():
+        batch = ClientBatch.stack([rows], [name], [0])
+        if bounds is not None:
+            bounds.check(batch, table.place)
+        if transform is not None:
+            transform.check(batch, table.place)
 
 
 def order_of_file(name: str, cut: Cut | None) -> str | None:

@@ -65,7 +65,7 @@ def test_an_end_of_the_domain_goes_to_infinity_and_back(of: Transform) -> None:
 def test_targets_outside_are_refused_by_client_and_value(of: Transform, bad: float) -> None:
     rows = [(torch.zeros(n, 1, dtype=F64), torch.tensor(y, dtype=F64)) for n, y in ((1, [0.0]), (2, [0.3, bad]))]
     batch = ClientBatch.pad(rows, ["a", "b"])
-    with pytest.raises(DataError, match=f"'b': has a target of {bad:g}, and data.transform = '{of.name}'"):
+    with pytest.raises(DataError, match=rf"'b': has a target of {bad:g} \(row 1\), and data.transform = '{of.name}'"):
         of.check(batch)
     of.check(batch.select(torch.tensor([0])))
     out = of.apply(batch.select(torch.tensor([0])))
@@ -77,7 +77,7 @@ def test_targets_whose_transform_cannot_be_squared_are_refused(large: float) -> 
     of = Transform("yeo-johnson", power=2.0)
     batch = ClientBatch.pad([(torch.zeros(2, 1, dtype=F64), torch.tensor([1e70, large], dtype=F64))], ["a"])
     with pytest.raises(
-        DataError, match=rf"'a': has a target of 1e\+{math.log10(large):.0f}, .* is too large to be squared"
+        DataError, match=rf"'a': has a target of 1e\+{math.log10(large):.0f} \(row 1\), .* is too large to be squared"
     ):
         of.check(batch)
 

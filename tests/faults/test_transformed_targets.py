@@ -94,12 +94,15 @@ def test_targets_that_have_no_transform_are_refused_by_client_and_value(tmp_path
     run.run(on_csv(path, *SETS), tmp_path / "run")
     own = own_rows(path, "new_1")
     own[3]["y"] = "-1.5"
-    with pytest.raises(DataError, match=r"'new_1': has a target of -1.5, and data.transform = 'log1p' takes"):
+    with pytest.raises(
+        DataError, match=r"'new_1': has a target of -1.5 \(line 5\), and data.transform = 'log1p' takes"
+    ):
         join(run.open_run(tmp_path / "run"), write_csv(tmp_path / "low.csv", own))
     later = write_csv(tmp_path / "later.csv", [{"size": 0.1, "y": -1.0}])
-    with pytest.raises(DataError, match="'existing_0': has a target of -1, and"):
+    with pytest.raises(DataError, match=r"'existing_0': has a target of -1 \(line 2\), and"):
         predict(run.open_run(tmp_path / "run"), "existing_0", later, later)
-    with pytest.raises(DataError, match="'logit' takes those above 0 and below 2 alone"):
+    high = next(i for i, row in enumerate(csv.DictReader(path.open()), 2) if float(row["y"]) >= 2)
+    with pytest.raises(DataError, match=rf"\(line {high}\), .*'logit' takes those above 0 and below 2 alone"):
         run.run(on_csv(path, *SETS, "data.transform=logit", "data.lower_bound=0", "data.upper_bound=2"))
     with pytest.raises(StudyError, match="'logit' needs lower_bound and upper_bound"):
         on_csv(path, "data.transform=logit", "data.lower_bound=0")

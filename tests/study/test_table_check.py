@@ -101,7 +101,11 @@ def test_a_target_beyond_its_row_s_bound_is_said_by_its_line_with_all_else(tmp_p
 @pytest.mark.parametrize(
     ("method", "sets", "said"),
     [
-        ("pac-pfl", ("data.transform=log1p",), "has a target of -1, and data.transform = 'log1p'"),
+        (
+            "pac-pfl",
+            ("data.transform=log1p",),
+            "has a target of -1 (line 14), and data.transform = 'log1p' takes those above -1 alone",
+        ),
         ("gbt", ("report.intervals=conformal",), "needs leave-one-out residuals, which gbt does not have"),
         ("gbt", ("data.scale=held-out",), "data.scale = 'held-out' is not for gbt"),
     ],
