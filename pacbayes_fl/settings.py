@@ -124,8 +124,11 @@ def _convert(kind: object, value: object, where: str) -> Any:
         if type(None) in choices and (value is None or value == NONE):
             return None
         for choice in choices:
-            with contextlib.suppress(StudyError):
+            try:
                 return _convert(choice, value, where)
+            except StudyError:
+                if _is_number(choice, value):  # out of range: no other kind is meant
+                    raise
         raise StudyError(f"{where} must be {' or '.join(map(_expected, choices))}, got {shown(value)}")
     if origin is Literal:
         if value in choices:
@@ -137,13 +140,18 @@ def _convert(kind: object, value: object, where: str) -> Any:
         return tuple(_convert(choices[0], item, f"{where}[{k}]") for k, item in enumerate(value))
     if (origin or kind) is Mapping and isinstance(value, Mapping):
         return dict(value)
-    if kind in (int, float) and isinstance(value, int if kind is int else int | float) and not isinstance(value, bool):
-        return _number(kind, value, where)
+    if _is_number(kind, value):
+        return _number(kind, value, where)  # type: ignore[arg-type]
     if isinstance(kind, type) and isinstance(value, kind) and kind is not int:
         return value
     one = origin is tuple and isinstance(value, str) and choices[0] is str
     hint = f'write ["{value}"]' if one else None
     raise StudyError(f"{where} must be {_expected(kind)}, got {shown(value)}", hint=hint)
+
+
+def _is_number(kind: object, value: object) -> bool:
+    known = kind in (int, float) and isinstance(value, int if kind is int else int | float)
+    return known and not isinstance(value, bool)
 
 
 def limits(kind: type) -> tuple[float, float]:
