@@ -25,11 +25,12 @@ from pacbayes_fl.results.folder import write_atomic
 from pacbayes_fl.results.frames import frame
 from pacbayes_fl.study import user_rows
 from pacbayes_fl.study.data import ScaledGroup
-from pacbayes_fl.study.evaluate.regression import BAND, say_far
+from pacbayes_fl.study.evaluate.regression import BAND, not_finite, say_far
 from pacbayes_fl.study.later import from_table, images_of, members_of, past_of, taken
 from pacbayes_fl.study.predict import answers, distance, probabilities
 from pacbayes_fl.study.release import Served, served
 from pacbayes_fl.study.run import Trained
+from pacbayes_fl.study.target_power import check_moments
 from pacbayes_fl.study.updates import updated
 
 if TYPE_CHECKING:
@@ -245,6 +246,7 @@ def forecast(
     trained = updated(trained)
     known, levels = served(trained), levels_of(quantiles)
     names, classes = predicted_columns(known, levels)
+    check_moments(known.study, known.shared.transform)
     asked = _read(trained, known, path, clients, later)
     rows = asked.rows(clients)
     predicted = {name: torch.full((len(asked.owners),), torch.nan, dtype=torch.float64) for name in names}
@@ -257,7 +259,7 @@ def forecast(
     owners = [asked.owners[row] for row in kept]
     blank = torch.tensor([row in asked.blank for row in kept], dtype=torch.bool)
     finite = {column: numbers.masked_fill(blank, 0.0) for column, numbers in predicted.items()}
-    _require_finite(finite, owners, [asked.places[row] for row in kept])
+    _require_finite(finite, owners, [asked.places[row] for row in kept], not_finite(known.shared.transform))
     if "label" in predicted and not asked.blank:
         predicted["label"] = predicted["label"].long()
     if asked.blank:
@@ -354,9 +356,8 @@ def _read(
     owners = [str(value) for value in columns.get(client, [default] * count)]
     known_ones = taken(trained, path, dict.fromkeys(owners), clients)
     features = {name: x for name, (x, _) in table.clients.items()}
-    blank = set[int]()
+    blank, said = set[int](), list[str]()
     whole = user_rows.gap_free(table)
-    said = []
     for name in known_ones:
         if name in whole and not bool(whole[name].all()):
             gaps = torch.where(~whole[name])[0]
@@ -437,7 +438,7 @@ def all_answers(
         yield index, (top.indices, top.values, torch.special.entr(probs).sum(-1), *probs.unbind(-1))
 
 
-def _require_finite(predicted: Mapping[str, Tensor], owners: Sequence[str], places: Sequence[str]) -> None:
+def _require_finite(predicted: Mapping[str, Tensor], owners: Sequence[str], places: Sequence[str], hint: str) -> None:
     """Refuse predictions that are no numbers, by the first client and row."""
     bad = ~torch.stack([values.isfinite() for values in predicted.values()]).all(0)
     if not bool(bad.any()):
@@ -446,5 +447,4 @@ def _require_finite(predicted: Mapping[str, Tensor], owners: Sequence[str], plac
     values = ", ".join(f"{name} {float(numbers[first]):g}" for name, numbers in predicted.items())
     others = ", ".join(dict.fromkeys(owner for owner, no in zip(owners, bad.tolist(), strict=True) if no))
     what = f"its prediction of {places[first]} is not finite ({values}); rows of {others} are not"
-    hint = "look at its rows: one may be far outside of what the run was trained on"
     raise NumericalError(what, client=owners[first], hint=hint)

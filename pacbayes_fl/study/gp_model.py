@@ -64,7 +64,8 @@ class GPModel:
         likelihood: noise around the function: "gaussian", as in the paper, or "student-t", with heavier tails. The
             latter learns a lower bound of the evidence, and says itself what shape errors have, so that `residuals` and
             conformal intervals are not for it; where `data.transform` leaves targets no mean under such tails, as
-            "log1p" does, it needs a bound of the target.
+            "log1p" does, it needs a bound of the target, and where it leaves them no variance, a warning says that
+            standard deviations of predictions say little.
         degrees_of_freedom: of Student-t noise, above 2; "learned" makes them a hyper-parameter.
         residuals: shape of the errors around predicted means, of which neither training nor certificates know:
             "gaussian", as the model has it, or a "mixture" of three normals for each client, fitted after the rounds to

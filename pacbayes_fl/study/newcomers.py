@@ -14,11 +14,13 @@ from pacbayes_fl.data import user_images, user_tables
 from pacbayes_fl.errors import DataError, NumericalError, kinds_checked
 from pacbayes_fl.names import apart
 from pacbayes_fl.study import user_rows
+from pacbayes_fl.study.evaluate.regression import not_finite
 from pacbayes_fl.study.forecast import Forecast, all_answers, image_columns, levels_of, predicted_columns
 from pacbayes_fl.study.later import images_of
 from pacbayes_fl.study.predict import joined, seen_by
 from pacbayes_fl.study.release import Served, served
 from pacbayes_fl.study.run import Trained
+from pacbayes_fl.study.target_power import check_moments
 
 
 class Newcomers(NamedTuple):
@@ -95,6 +97,7 @@ def newcomers(
     """
     known, levels, path = trained if isinstance(trained, Served) else served(trained), levels_of(quantiles), Path(path)
     names, classes = predicted_columns(known, levels)
+    check_moments(known.study, known.shared.transform)
     columns, places, owners, table = _read(known, path)
     if clients:
         table = _some(table, clients, path)
@@ -123,7 +126,7 @@ def newcomers(
     own = {name: [values[row] for row in kept] for name, values in columns.items()}
     at = known.round if isinstance(trained, Served) else trained.state.round
     result = Forecast(own, [owners[row] for row in kept], chosen, at, classes)
-    return Newcomers(result, _refusal(refused))
+    return Newcomers(result, _refusal(refused, known))
 
 
 def _read(
@@ -148,13 +151,12 @@ def _some(table: user_tables.Table, clients: Sequence[str], path: Path) -> user_
     return table._replace(clients={name: rows for name, rows in table.clients.items() if name in asked})
 
 
-def _refusal(refused: Sequence[tuple[str, str, Mapping[str, Tensor]]]) -> NumericalError | None:
+def _refusal(refused: Sequence[tuple[str, str, Mapping[str, Tensor]]], known: Served) -> NumericalError | None:
     """Name the first client whose numbers are not finite, where it stands and the numbers, and the other clients."""
     if not refused:
         return None
     client, place, numbers = refused[0]
     values = ", ".join(f"{name} {float(value):g}" for name, value in numbers.items())
     others = f"; nor are those of {', '.join(name for name, *_ in refused[1:6])}" if len(refused) > 1 else ""
-    hint = "look at its rows: one may be far outside of what the run was trained on"
     what = f"its prediction of {place} is not finite ({values}){others}"
-    return NumericalError(what, client=client, hint=hint)
+    return NumericalError(what, client=client, hint=not_finite(known.shared.transform))

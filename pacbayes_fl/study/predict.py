@@ -14,6 +14,7 @@ from torch import Tensor
 from pacbayes_fl.data import tables, user_tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling
+from pacbayes_fl.data.transforms import Transform
 from pacbayes_fl.errors import DataError, NumericalError, caller_stacklevel, kinds_checked, listed
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.federation.federation_state import FederationState
@@ -21,7 +22,7 @@ from pacbayes_fl.files import JsonTable
 from pacbayes_fl.study import scaling, user_rows
 from pacbayes_fl.study.data import ScaledGroup, check_targets, scale
 from pacbayes_fl.study.evaluate.classification import predictive
-from pacbayes_fl.study.evaluate.regression import BAND, say_far, state_of, units_of
+from pacbayes_fl.study.evaluate.regression import BAND, not_finite, say_far, state_of, units_of
 from pacbayes_fl.study.later import from_table, members_of, pad, past_of, read
 from pacbayes_fl.study.prepare import device_of
 from pacbayes_fl.study.release import Served, served
@@ -108,7 +109,8 @@ def predict(trained: Trained, client: str, path: Path | str | Tensor, later: Pat
             x = path if isinstance(path, Tensor) else _rows_of(known, part, path, later)
             if later is not None:
                 part, state = from_table(known, part, state, later)
-            (result,) = _require_finite([_predict(known, state, part, client, _checked(known, client, x))])
+            answer = _predict(known, state, part, client, _checked(known, client, x))
+            (result,) = _require_finite([answer], known.shared.transform)
             if isinstance(result, Prediction):
                 say_far([client], [distance(result.mean, part.raw.train.y[part.raw.train.mask])])
             return result
@@ -149,7 +151,7 @@ def join(trained: Trained | Served, path: Path | str) -> JsonTable:
             found[one.client] = _blanked(result, one.blank)
         else:
             refused.append(result)
-    _require_finite(refused)
+    _require_finite(refused, known.shared.transform)
     return found
 
 
@@ -222,7 +224,7 @@ def joined(
         _, values = next(answer(known, state, group, asked, levels))
         blank = ~whole[name][wanted]
         if known.schema.classes is None:
-            say_far([name], [distance(values[0][0].masked_fill(blank, torch.nan), y[own])])
+            say_far([name], [distance(values[0][0].masked_fill(blank, torch.nan), y[own])], known.shared.transform)
         yield Joined(name, torch.where(wanted)[0], blank, tuple(one[0] for one in values))
 
 
@@ -323,7 +325,7 @@ def _first_bad(prediction: AnyPrediction, asked: Tensor | None = None) -> int | 
     return int(bad.nonzero()[0]) if bool(bad.any()) else None
 
 
-def _require_finite(predictions: Sequence[AnyPrediction]) -> Sequence[AnyPrediction]:
+def _require_finite(predictions: Sequence[AnyPrediction], transform: Transform | None) -> Sequence[AnyPrediction]:
     """Refuse predictions that are no numbers, by their first client and row."""
     bad = [(one, row) for one in predictions if (row := _first_bad(one)) is not None]
     if not bad:
@@ -331,8 +333,8 @@ def _require_finite(predictions: Sequence[AnyPrediction]) -> Sequence[AnyPredict
     one, row = bad[0]
     values = ", ".join(f"{f.name} {float(getattr(one, f.name)[row]):g}" for f in fields(one) if f.name != "client")
     others = f"; nor are those of {', '.join(other.client for other, _ in bad[1:6])}" if len(bad) > 1 else ""
-    hint = "look at its rows: one may be far outside of what the run was trained on"
-    raise NumericalError(f"its prediction of row {row} is not finite ({values}){others}", client=one.client, hint=hint)
+    what = f"its prediction of row {row} is not finite ({values}){others}"
+    raise NumericalError(what, client=one.client, hint=not_finite(transform))
 
 
 def _rows_of(known: Served, group: ScaledGroup, path: Path | str, later: Path | str | None) -> Tensor:

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from pacbayes_fl.errors import DataError, StudyError
+from pacbayes_fl.errors import DataError, NumericalError, StudyError
 from pacbayes_fl.results.rounds import read_rounds
 from pacbayes_fl.study import release, run
+from pacbayes_fl.study.forecast import forecast
+from pacbayes_fl.study.newcomers import forecast_newcomers
 from pacbayes_fl.study.predict import join, predict
 from tests.tiny import Row, on_csv, quick, rows, write_csv
 
@@ -161,3 +163,50 @@ def test_a_power_that_is_learned_is_that_number_wherever_the_run_is_used(tmp_pat
     torch.testing.assert_close(joined[0], joined[2], rtol=1e-9, atol=1e-9)
     one, other = (predict(run.open_run(tmp_path / name), "existing_0", later).mean for name in ("run", "given"))
     torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_means_that_are_too_large_for_a_number_are_said_by_client_with_the_bound_that_ends_them(tmp_path: Path) -> None:
+    """Targets over 150 powers of ten: of a logarithm of such a spread the mean is infinite, and quantiles are not."""
+    random = np.random.default_rng(0)
+    table: list[Row] = []
+    for k in range(3):
+        for i, x in enumerate(random.uniform(size=40)):
+            y = 10.0 ** (140 * x + 20 * random.normal()) if k else x + 0.1 * random.normal()
+            table.append(
+                {
+                    "client": f"c{k}",
+                    "x": x,
+                    "cap": 9e149,
+                    "y": min(y, 9e149),
+                    "split": "test" if i % 4 == 3 else "train",
+                }
+            )
+    path = write_csv(tmp_path / "rows.csv", table)
+    sets = ("method.name=ridge", "data.transform=yeo-johnson", "data.transform_lambda=0")
+    with pytest.warns(UserWarning, match=r"of 'c1', 'c2' are too large for a number, .* data\.upper_bound"):
+        done = run.run(on_csv(path, *sets), tmp_path / "run")
+    assert [np.isinf(value) for value in done.column("existing", "rmse_raw")] == [False, True, True]
+    ask = write_csv(tmp_path / "ask.csv", [{"client": "c1", "x": 0.5, "cap": 9e149}])
+    trained, new = run.open_run(tmp_path / "run"), [row | {"client": "new"} for row in table if row["client"] == "c1"]
+    bound = r"is not finite .* \(t = .* a run with data\.upper_bound"
+    with pytest.raises(NumericalError, match=bound):
+        forecast(trained, ask)
+    with pytest.raises(NumericalError, match=bound):
+        predict(trained, "c1", ask)
+    with pytest.raises(NumericalError, match=bound):
+        forecast_newcomers(trained, write_csv(tmp_path / "new.csv", new))
+    ended = run.run(on_csv(path, *sets, "data.upper_bound=cap"))
+    assert np.isfinite(ended.column("existing", "rmse_raw")).all()
+
+
+def test_standard_deviations_that_say_little_are_named_where_they_are_written(tmp_path: Path) -> None:
+    path = prices(tmp_path / "rows.csv")
+    sets = (*quick("pac-pfl"), "data.transform=yeo-johnson", "model.likelihood=student-t", "federation.rounds=1")
+    with pytest.warns(UserWarning, match="targets have no variance"):
+        run.run(on_csv(path, *sets), tmp_path / "run")
+    trained = run.open_run(tmp_path / "run")
+    with pytest.warns(UserWarning, match="targets have no variance"):
+        forecast(trained, write_csv(tmp_path / "ask.csv", [{"client": "existing_0", "size": 0.5}]))
+    own = [row | {"client": "newcomer"} for row in own_rows(path, "new_1")]
+    with pytest.warns(UserWarning, match="targets have no variance"):
+        forecast_newcomers(trained, write_csv(tmp_path / "new.csv", own))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -89,13 +90,38 @@ def test_targets_without_a_mean_are_refused_with_the_bound_that_gives_one(
 
 
 @pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        (("data.transform=yeo-johnson",), r"nu is at most 4 and nothing ends them above: .*data\.upper_bound"),
+        (
+            ("data.transform=yeo-johnson", "data.transform_lambda=1.4"),
+            r"nu is at most 3\.33333 and nothing ends them below: .*data\.lower_bound",
+        ),
+        (
+            ("data.transform=yeo-johnson", "data.transform_lambda=0.3", "model.degrees_of_freedom=4"),
+            r"nu is at most 6\.66667 and nothing ends them above",
+        ),
+    ],
+)
+def test_targets_with_a_mean_and_no_variance_are_said(tmp_path: Path, sets: tuple[str, ...], said: str) -> None:
+    """E t^2a of a Student-t is infinite from 2a = nu on, while the normals that stand for it have some variance."""
+    study = on_csv(prices(tmp_path / "rows.csv"), *sets, "model.likelihood=student-t")
+    with pytest.warns(UserWarning, match=f"targets have no variance where {said}"):
+        assert scaling.settle(study, load(study)).transform is not None
+
+
+@pytest.mark.parametrize(
     "sets",
     [
-        ("data.transform=yeo-johnson",),
-        ("data.transform=yeo-johnson", "data.transform_lambda=0.3", "model.degrees_of_freedom=4"),
+        ("data.transform=yeo-johnson", *BOUNDS),
+        ("data.transform=yeo-johnson", "data.transform_lambda=1"),
+        ("data.transform=yeo-johnson", "model.degrees_of_freedom=4.1"),
+        ("data.transform=yeo-johnson", "data.transform_lambda=0", "model.likelihood=gaussian"),
         ("data.transform=logit", *BOUNDS),
     ],
 )
-def test_targets_that_have_one_under_heavy_tails_are_not(tmp_path: Path, sets: tuple[str, ...]) -> None:
-    study = on_csv(prices(tmp_path / "rows.csv"), *sets, "model.likelihood=student-t")
-    assert scaling.settle(study, load(study)).transform is not None
+def test_targets_that_have_both_under_heavy_tails_are_not(tmp_path: Path, sets: tuple[str, ...]) -> None:
+    study = on_csv(prices(tmp_path / "rows.csv"), "model.likelihood=student-t", *sets)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert scaling.settle(study, load(study)).transform is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -268,7 +269,7 @@ def evaluate(
                 scores[RAW.format(name)] = raw * unit if metric.raw == "times unit" else raw + unit.log()
         for name, values in scores.items():
             columns.setdefault(name, values.new_full((test.clients,), torch.nan))[index] = values
-        far[index] = torch.where(own_rows.mask, standard.mean, 0.0).abs().amax(1)
+        far[index] = torch.where(own_rows.mask, _reach(standard), 0.0).amax(1)
         lower, upper = own.quantile(test.y.new_tensor(BAND)) * each
         numbers = (own.mean * each, own.variance.sqrt() * each, lower, upper, own.cdf(own_y))
         if isinstance(own, JUMPS):
@@ -280,7 +281,7 @@ def evaluate(
         tensors["coverage_by"] = torch.where(test.mask, by, torch.nan)
     flat = _without_unit(scaled)
     _say_without_unit(test.names, flat.tolist())
-    say_far(test.names, far.masked_fill(flat.to(far.device), 0.0).tolist())
+    say_far(test.names, far.masked_fill(flat.to(far.device), 0.0).tolist(), scaled.shared.transform)
     lists = {name: column.double().cpu().numpy() for name, column in columns.items()}
     rows_out = ClientRows.of_group(group, test.ids, test.names, (int(m) for m in scaled.train.size.tolist()), lists)
     return Report(rows_out, {f"{group}.{name}": tensor for name, tensor in (_inputs(scaled) | tensors).items()})
@@ -325,20 +326,50 @@ def _say_without_unit(names: Sequence[str], flat: Sequence[bool]) -> None:
         warnings.warn(what, stacklevel=caller_stacklevel())
 
 
-def say_far(names: Sequence[str], far: Sequence[float]) -> None:
-    """Warn of predictions that cannot have been learned from the targets that a client has.
+def _reach(standard: RegressionPredictive) -> Tensor:
+    """How far predictions [k, N] are from 0; infinite where a transform leaves a mean or variance beyond numbers."""
+    far = standard.mean.abs()
+    return far.masked_fill(standard.variance.isinf(), torch.inf) if isinstance(standard, TransformedMixture) else far
+
+
+def say_far(names: Sequence[str], far: Sequence[float], transform: Transform | None = None) -> None:
+    """Warn of predictions that cannot have been learned from the targets that a client has, or are beyond numbers.
 
     Args:
         names: of K clients.
         far: how far their predictions are at most from their targets [K], in standard deviations of these.
+        transform: of the targets, which may bring back what is too large for a number; None for none.
     """
-    those = [name for name, distance in zip(names, far, strict=True) if distance > _FAR]
+    endless = [
+        name for name, distance in zip(names, far, strict=True) if math.isinf(distance) and transform is not None
+    ]
+    if endless:
+        what = f"means or standard deviations of predictions of {listed(endless)} are too large for a number"
+        warnings.warn(f"{what}, while quantiles hold: {not_finite(transform)}", stacklevel=caller_stacklevel())
+    near = [distance for name, distance in zip(names, far, strict=True) if name not in endless]
+    those = [name for name, distance in zip(names, far, strict=True) if distance > _FAR and name not in endless]
     if those:
         what = (
-            f"predictions of {listed(those)} are up to {max(far):.2g} standard deviations of their own targets away "
+            f"predictions of {listed(those)} are up to {max(near):.2g} standard deviations of their own targets away "
             "from these: local training has diverged, or the rows asked for are far from all others"
         )
         warnings.warn(what, stacklevel=caller_stacklevel())
+
+
+def not_finite(transform: Transform | None) -> str:
+    """Say what may be done about predictions that are no numbers.
+
+    Args:
+        transform: of the targets; None for none.
+
+    Returns:
+        The advice.
+    """
+    if transform is None or max(transform.growth) == 0:
+        return "look at its rows: one may be far outside of what the run was trained on"
+    down, up = transform.growth
+    key = "upper_bound" if up >= down else "lower_bound"
+    return f"t = {transform.title} brings back too much; a run with data.{key}, or with another transform, does not"
 
 
 def _inputs(scaled: ScaledGroup) -> dict[str, Tensor]:
