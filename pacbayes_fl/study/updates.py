@@ -67,7 +67,7 @@ def update(trained: Trained, path: Path | str, clients: Sequence[str] = ()) -> U
 
     Rows that a client has learned from already are counted and left out; see `study.later.new_rows`. Gaussian
     processes condition on old and new rows under the same priors, in the units of the training; variational posteriors
-    are filtered: q' = argmin E_q[-ln p(new rows)] + zeta KL(q || q before). Nothing is sent to anybody.
+    are filtered: q' = argmin E_q[-ln p(new rows)] + max(zeta, 1) KL(q || q before). Nothing is sent to anybody.
     Shapes of errors and conformal intervals take a client's own leave-one-out residuals of all its rows, and the
     federation's as the training left them.
 

@@ -176,12 +176,16 @@ def test_moments_of_exact_posteriors_are_em(name: str, private: bool, chunks: in
 
 
 @every_variational
-def test_batches_of_later_rows_in_any_order_are_one_batch(name: str, two_points: None) -> None:
-    """Exact posteriors add precisions: from q0 of variance 1/2 by estimates 2 and -1 of precisions 3 and 5."""
+@pytest.mark.parametrize("zeta", [1.0, 0.01])
+def test_batches_of_later_rows_in_any_order_are_one_batch(name: str, zeta: float, two_points: None) -> None:
+    """Exact posteriors add precisions: from q0 of variance 1/2 by estimates 2 and -1 of precisions 3 and 5.
+
+    Nor does a zeta below 1, which lets q leave the federation's distribution, let it forget q0.
+    """
     at = 1 if name == "bpfed" else 0  # of whom the personal part alone learns
     batches = [rows((one,), (precision,)) for one, precision in ((2.0, 3.0), (-1.0, 5.0))]
     early, late = (replace(batch, x=batch.x.roll(at, -1)) for batch in batches)
-    method = MOMENTS[name](MODEL, replace(LOCAL, rate=0.08), join_passes=4)
+    method = MOMENTS[name](MODEL, replace(LOCAL, rate=0.08, zeta=zeta), join_passes=4)
     begun = start_at(method, name, early, (0.5, 1.0), posterior([0.4], [0.5]))
     message, first, result = method.broadcast(begun.server), begun.clients, []
     if name == "bpfed":

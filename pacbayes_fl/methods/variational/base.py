@@ -218,10 +218,11 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
     def filtered(
         self, message: Any, state: Any, seen: ClientBatch, rows: ClientBatch, noise: Noise, free: Tensor | None = None
     ) -> AnyTree:
-        """Fit q to later rows against the posterior before them: q' = argmin E_q[-ln p(rows)] + zeta KL(q || p).
+        """Fit q to later rows against the posterior before them: q' = argmin E_q[-ln p(rows)] + max(zeta, 1) KL(q || p).
 
         This is streaming variational Bayes (Broderick et al. 2013, eq. 4); exact posteriors of a conjugate model do not
-        depend on the order of batches.
+        depend on the order of batches. A zeta below 1, which lets q leave the federation's distribution, would let it
+        forget its rows: rounds in which w follows q leave q wider than these rows would have it against w.
 
         Args:
             message: of the server.
@@ -235,7 +236,9 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
             q', leaves [K, D].
         """
         known: Any = self.personalise_trained(message, state, seen, noise)  # a `WeightPosterior` of q
-        return self.refit(known.family, rows, noise.fork(), free)
+        local = replace(self.local, zeta=max(self.local.weight, 1.0), data_scale="rows")
+        method = self if isinstance(self.local.zeta, str) else replace(self, local=local)
+        return method.refit(known.family, rows, noise.fork(), free)
 
     def refine(self, prior: WeightPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
         """Fit q on more rows from the distribution P that `personalise` gave and against it (eq. 30 with w = P).
