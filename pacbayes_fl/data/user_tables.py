@@ -69,7 +69,14 @@ class Table(NamedTuple):
         return f"row {row}" if self.rows is None else self.places[int(self.rows[client][row])]
 
     def among(self, taken: Tensor) -> Place:
-        """Say where rows stand of which some are taken, bool [m] of their client's, by their numbers among these."""
+        """Say where those of a client's rows stand that are taken.
+
+        Args:
+            taken: bool [m], of all its rows.
+
+        Returns:
+            What says it of the client's name and a row's number among these.
+        """
         stand = taken.nonzero().flatten().tolist()
         return lambda client, row: self.place(client, stand[row])
 
@@ -257,8 +264,9 @@ def _advice(target: Cells, layout: Layout) -> str | None:
     first = target.values[:100]  # which say it as well as all, and most tables have no such error
     if 2 * sum(isinstance(value, str) and value.strip()[:1].isalpha() for value in first) > len(first):
         return (
-            f"{class_labels.numbered({str(one).strip() for one in target.values if not cells.is_gap(one)})}; "
-            f"data.task = 'classification' says that they are labels, {class_labels.LEARN_LABELS}"
+            f"{class_labels.numbered({str(one).strip() for one in target.values if not cells.is_gap(one)})}, as "
+            f"pandas.factorize(table[{target.name!r}], sort=True)[0] does; then `init --method pfedbayes` writes their "
+            f"study, or data.task = 'classification' says that they are labels, {class_labels.LEARN_LABELS}"
         )
     return cells.MISSING_HINT if layout.missing == "refuse" and "" in target.values else None
 

@@ -110,6 +110,7 @@ def test_targets_that_are_words_are_refused_with_how_labels_are_written(tmp_path
         "client,x,y\n" + "".join(f"c{k},{i},{'good' if i % 2 else 'bad'}\n" for k in range(2) for i in range(6))
     )
     with pytest.raises(
-        DataError, match=r"'bad' is not a number \(classes are .* in the table: 0 for 'bad', 1 for 'good'; .*pfedbayes"
+        DataError,
+        match=r"'bad' is not a number \(classes are .* in the table: 0 for 'bad', 1 for 'good', as pandas.*pfedbayes",
     ):
         user_tables.read_table(path, Layout())

@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
 from pacbayes_fl import settings
@@ -445,3 +446,16 @@ def test_a_study_that_could_not_run_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="column 'y': inf is not a finite number"):
         write(words, "ridge", out, look(words))
     assert not out.exists()
+
+
+def test_words_that_are_classes_become_labels_by_what_their_refusal_says(tmp_path: Path) -> None:
+    kinds = [f"kind {k}" for k in range(7)]
+    table = pandas.DataFrame({"client": ["a", "b"] * 35, "x": range(70), "type": kinds * 10})
+    table.to_csv(tmp_path / "words.csv", index=False)
+    said = r"pandas\.factorize\(table\['type'\], sort=True\)\[0\] does; then `init --method pfedbayes` writes"
+    with pytest.raises(DataError, match=said):
+        write(tmp_path / "words.csv", "pfedbayes", tmp_path / "s.toml", look(tmp_path / "words.csv", target="type"))
+    table["type"] = pandas.factorize(table["type"], sort=True)[0]
+    table.to_csv(tmp_path / "labels.csv", index=False)
+    columns = look(tmp_path / "labels.csv", target="type")
+    assert write(tmp_path / "labels.csv", "pfedbayes", tmp_path / "s.toml", columns).study.data.task == "classification"

@@ -218,7 +218,7 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
     def filtered(
         self, message: Any, state: Any, seen: ClientBatch, rows: ClientBatch, noise: Noise, free: Tensor | None = None
     ) -> AnyTree:
-        """Fit q to later rows against the posterior before them: q' = argmin E_q[-ln p(rows)] + max(zeta, 1) KL(q || p).
+        """Fit q to later rows against the posterior before: q' = argmin E_q[-ln p(rows)] + max(zeta, 1) KL(q || p).
 
         This is streaming variational Bayes (Broderick et al. 2013, eq. 4); exact posteriors of a conjugate model do not
         depend on the order of batches. A zeta below 1, which lets q leave the federation's distribution, would let it
