@@ -221,8 +221,8 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         """Fit q to later rows against the posterior before: q' = argmin E_q[-ln p(rows)] + max(zeta, 1) KL(q || p).
 
         This is streaming variational Bayes (Broderick et al. 2013, eq. 4); exact posteriors of a conjugate model do not
-        depend on the order of batches. A zeta below 1, which lets q leave the federation's distribution, would let it
-        forget its rows: rounds in which w follows q leave q wider than these rows would have it against w.
+        depend on the order of batches. A zeta below 1 lets q leave the federation's distribution, and would let q'
+        leave its own rows.
 
         Args:
             message: of the server.
