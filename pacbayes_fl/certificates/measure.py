@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
-from pacbayes_fl import bounds, tensors
+from pacbayes_fl import bounds
 from pacbayes_fl.bounds import BoundedLoss, Premises
 from pacbayes_fl.bounds.losses import squared
 from pacbayes_fl.bounds.risk import (
@@ -23,7 +23,8 @@ from pacbayes_fl.bounds.risk import (
     in_parts,
     predicted_losses,
 )
-from pacbayes_fl.certificates.choice import PILOT, Candidate, candidates, choose, merged, refine, rewrapped, unwrapped
+from pacbayes_fl.certificates.choice import PILOT, Candidate, candidates, choose, merged, refine, unwrapped
+from pacbayes_fl.certificates.drawn import draw, networks_of
 from pacbayes_fl.certificates.repeats import largest_variance
 from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.certificates.rows import BoundRows
@@ -32,10 +33,7 @@ from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.functions.conditioning import sharing_prior
-from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.predictive import FinitePosterior, FunctionPosterior, SampledPosterior
-from pacbayes_fl.posteriors.weights.density import log_ratio
-from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.study.run import Trained
 
 OnClients = Callable[[int], None]
@@ -270,20 +268,14 @@ def _one_drawn(
 ) -> _Columns:
     """Choose a posterior for every client, draw one network from it, once, and take the risk and ln dQ/dP of that."""
     drawing, choosing = noise
-    if not isinstance(first := unwrapped(among[0].posterior), WeightPosterior):
-        what = f"the bound {request.record.name!r} is on one network, drawn from a posterior over weights"
-        raise AssumptionError(f"{what}, got a {type(first).__name__}", hint="another bound")
+    networks_of(prior, request.record.name)  # refuses what has no weights before it is tried
     which, _ = _chosen(among, subset, loss, request, choosing)
-    ((_, one),) = merged(among, which)
-    bare = unwrapped(one.posterior)
-    theta, ratio = log_ratio(bare.family, unwrapped(prior).family, bare.family.draw(drawing))
-    network = PointMass(theta.to(tensors.leaves(bare.family)["loc"].dtype))
-    drawn = rewrapped(one.posterior, replace(bare, family=network, draws=1))
-    risk = subset.repeats.risk(gibbs_losses(drawn, subset.rows, loss, 1, drawing).rows)
-    on_test = gibbs_risk(drawn, subset.test, loss, 1, drawing).risk
+    drawn = draw(among, which, prior, request.record.name, drawing)
+    risk = subset.repeats.risk(gibbs_losses(drawn.network, subset.rows, loss, 1, drawing).rows)
+    on_test = gibbs_risk(drawn.network, subset.test, loss, 1, drawing).risk
     nothing = torch.full_like(risk, math.nan)
-    numbers = (risk, one.kl, on_test, nothing, _shares(among, which), nothing, ratio, nothing)
-    return _Columns(*numbers, network=network.loc)
+    numbers = (risk, drawn.kl, on_test, nothing, _shares(among, which), nothing, drawn.log_ratio, nothing)
+    return _Columns(*numbers, network=drawn.weights)
 
 
 def _shares(among: list[Candidate], which: Tensor) -> Tensor:

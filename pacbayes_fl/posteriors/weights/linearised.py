@@ -113,6 +113,14 @@ class LinearisedPosterior:
         """The weights' distribution."""
         return self.infer()
 
+    @property
+    def networks(self) -> WeightPosterior:
+        """The hypotheses that certificates are on: networks of the Gaussian's weights, themselves not linear in them.
+
+        A drawn one is its weights alone, without the estimate that `predict` linearises at.
+        """
+        return WeightPosterior(self.model, self.gaussian, self.draws, self.noise, self.reference)
+
     def predict(self, x: Tensor) -> Predictive:
         """Predict with the uncertainty of the weights.
 
@@ -213,9 +221,7 @@ class LinearisedPosterior:
         Yields:
             p(y | x, theta_s), batch shape [K, N].
         """
-        return WeightPosterior(self.model, self.gaussian, draws, noise, self.reference).sample_hypotheses(
-            x, draws, noise
-        )
+        return self.networks.sample_hypotheses(x, draws, noise)
 
     def _rows(self, x: Tensor) -> int:
         """Rows whose Jacobian by the weights that count is not too large."""
