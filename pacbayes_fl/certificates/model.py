@@ -26,6 +26,8 @@ from pacbayes_fl.errors import AssumptionError, ShapeError, shown
 
 _MEASURED = ("risk", "variance", "kl", "n", "beta"), ("losses", "risk", "n")
 """Numbers that bounds can have of a posterior, and of one predictor."""
+_LISTED = (*_MEASURED[False], "tandem_risk")
+"""Those of a posterior over a list, all pairs of which are known."""
 
 _ASKED, _TOGETHER = 50, 5  # rows that a predictor is asked for again, and how many at a time
 _FAR = 1e-3
@@ -71,8 +73,8 @@ def certify_model(
         source: where the prior, or a predictor, came from, as seen from these rows: see `bounds.Provenance`.
         independent: declares that the rows are independent draws of one distribution.
         delta: probability with which the bound may fail.
-        bound: a name of `bounds.BOUNDS`, a reference or a record: of a posterior one by risk, variance, kl, n or beta,
-            the default of the table when None; of a predictor a hold-out bound, `bounds.holdout_for` when None.
+        bound: a name, a reference or a record: of a posterior one by risk, variance, kl, n or beta, of a list also
+            "tandem", on its vote, else the table's default; of a predictor a hold-out bound, else `bounds.holdout_for`.
         beta: of bounds at a temperature, fixed before the rows are seen.
         sample: draws a predictor from a `torch.Generator`; a module without one draws whenever it is called.
         kl: KL(model || prior) in nats, or a function of both that gives it.
@@ -109,7 +111,7 @@ def certify_model(
     made = _measured(_each_loss(each, inputs, keys, y, chosen, kind), repeats, chosen, known.draw is not None)
     if record.fixed:
         return _of_fixed(record, made, repeats, delta, premises)
-    numbers = {"risk": made.risk, "variance": made.variance, "kl": known.kl, "n": repeats.n.squeeze(0), "beta": beta}
+    numbers = {**made._asdict(), "kl": known.kl, "n": repeats.n.squeeze(0), "beta": beta}
     estimate = None if known.draw is None else MonteCarlo(draws, draws_delta * delta, made.risks, made.variances)
     return record.certify(numbers, delta, premises, estimate)
 
@@ -123,6 +125,8 @@ class _Measured(NamedTuple):
         variance: of the losses over rows, averaged over hypotheses, or more [].
         risks: of every hypothesis, on its own such rows [M].
         variances: of every hypothesis, or more [M].
+        tandem_risk: of 0-1 losses of a list the share of rows that two independent hypotheses both miss []: the mean
+            over rows of E[l]^2, on whichever rows that may be own draws make it largest.
     """
 
     losses: Tensor
@@ -130,6 +134,7 @@ class _Measured(NamedTuple):
     variance: Tensor
     risks: Tensor
     variances: Tensor
+    tandem_risk: Tensor
 
 
 def _measured(each: Iterator[tuple[float, Tensor]], repeats: Repeats, loss: BoundedLoss, drawn: bool) -> _Measured:
@@ -147,7 +152,8 @@ def _measured(each: Iterator[tuple[float, Tensor]], repeats: Repeats, loss: Boun
     own, varied = torch.stack(risks), torch.stack(variances)
     risk = own.mean() if drawn else repeats.risk(total.unsqueeze(0)).squeeze(0)
     variance = (torch.tensor(weights, dtype=torch.float64) * varied).sum()
-    return _Measured(total, risk, torch.minimum(variance, largest_variance(risk, loss)), own, varied)
+    tandem = repeats.risk(total.square().unsqueeze(0)).squeeze(0)
+    return _Measured(total, risk, torch.minimum(variance, largest_variance(risk, loss)), own, varied, tandem)
 
 
 def _bound_of(known: Hypotheses, bound: str | Bound | None, loss: BoundedLoss) -> Bound:
@@ -155,9 +161,12 @@ def _bound_of(known: Hypotheses, bound: str | Bound | None, loss: BoundedLoss) -
     fixed = known.listed is not None and len(known.listed) == 1
     if bound is None:
         return bounds.holdout_for(loss) if fixed else bounds.bound_named(DEFAULT)
-    record, own = bounds.bound_named(bound), _MEASURED[fixed]
+    record, own = bounds.bound_named(bound), _LISTED if known.listed is not None and not fixed else _MEASURED[fixed]
     unknown = [name for name in record.needs if name not in own]
     if record.fixed == fixed and not unknown:
+        if "tandem_risk" in record.needs and not counts_errors(loss):
+            what = f"the bound {record.name!r} is on a vote, which has errors, and {loss.name} is no 0-1 loss"
+            raise AssumptionError(what, hint="labels and loss = '0-1', or another bound")
         return record
     what = f"the bound {record.name!r} needs {', '.join(unknown)}, which certify_model does not know of a model"
     if record.fixed != fixed:

@@ -441,6 +441,49 @@ def test_a_predictor_has_the_bound_that_was_asked_for(name: str, times: int) -> 
     assert from_record(to_record(got)).value.item() == got.value.item()
 
 
+def table_of(errors: Tensor) -> list[Any]:
+    """Predictors of labels that are 0, each of which errs on the rows [J, n] that it is told by their numbers."""
+    return [lambda x, own=own: own[torch.as_tensor(x).long().flatten()].long() for own in errors]
+
+
+def test_a_list_s_vote_is_bounded_by_all_pairs_of_its_predictors() -> None:
+    random, rows = torch.Generator().manual_seed(0), 40
+    errors = torch.rand(5, rows, generator=random) < torch.tensor([0.05, 0.1, 0.2, 0.3, 0.5]).unsqueeze(1)
+    q, p = [0.4, 0.3, 0.2, 0.1, 0.0], [0.1, 0.2, 0.3, 0.2, 0.2]
+    x, y = np.arange(rows)[:, None], np.zeros(rows, dtype=int)
+    got = certify_model(table_of(errors), p, (x, y), weights=q, bound="tandem", **FINE)
+    pairs = sum(q[i] * q[j] * (errors[i] & errors[j]).double().mean().item() for i in range(5) for j in range(5))
+    kl = sum(a * np.log(a / b) for a, b in zip(q, p, strict=True) if a)
+    expected = BOUNDS["tandem"].certify({"tandem_risk": pairs, "kl": kl, "n": rows}, 0.05, PREMISES)
+    assert got.valid and got.value.item() == pytest.approx(expected.value.item(), rel=1e-12)
+    assert "majority vote" in str(got) and from_record(to_record(got)).value.item() == got.value.item()
+    twice = np.tile(x, (2, 1)), np.tile(y, 2)
+    copied = certify_model(table_of(errors), p, twice, weights=q, bound="tandem", **FINE)
+    assert copied.value > got.value and copied.terms["n"].item() == rows  # copies count in the risk alone
+
+
+def test_the_vote_of_a_list_is_covered_exactly_where_it_is_level_on_every_row_that_is_hard() -> None:
+    """Of two predictors one errs on every hard row, each on half of them: the vote is lost there, T = k / 4n."""
+    n, rows = 100, (np.arange(100)[:, None], np.zeros(100, dtype=int))
+    values = []
+    for k in range(n + 1):
+        hard, odd = torch.arange(n) < k, torch.arange(n) % 2 == 1
+        models = table_of(torch.stack((hard & odd, hard & ~odd)))
+        values.append(certify_model(models, None, rows, bound="tandem", **FINE).value.item())
+    for chance in (0.3, 0.6, 0.9):
+        pmf, value = stats.binom.pmf(np.arange(n + 1), n, chance), np.array(values)
+        assert pmf[value < chance].sum() <= 0.05
+    assert pmf[0.5 * value < chance].sum() > 0.05  # mutant: the factor 2 of a Gibbs predictor
+
+
+def test_a_vote_has_labels_and_a_list() -> None:
+    models = table_of(torch.zeros(2, 9).bool())
+    with pytest.raises(AssumptionError, match=r"'tandem' is on a vote, which has errors, and 1 - exp.* is no 0-1 loss"):
+        certify_model([LinearRegression()] * 2, None, (data(9)[0], data(9)[0][:, 0]), bound="tandem", **FINE)
+    with pytest.raises(AssumptionError, match="'tandem' is on a posterior, and the model is one predictor"):
+        certify_model(models[:1], None, (np.arange(9)[:, None], np.zeros(9, dtype=int)), bound="tandem", **FINE)
+
+
 @pytest.mark.parametrize(
     ("bound", "posterior", "message"),
     [
@@ -467,7 +510,7 @@ def test_a_bound_for_other_models_is_refused_before_a_draw(bound: str, posterior
 
     with pytest.raises(AssumptionError, match=message):
         call()
-    if posterior:
+    if posterior and bound != "tandem":  # of a list all pairs are known
         with pytest.raises(AssumptionError, match=message):
             certify_model([nought] * 2, None, data(30), bound=bound, **FINE)
 
