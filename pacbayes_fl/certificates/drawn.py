@@ -35,7 +35,7 @@ class Drawn(NamedTuple):
     kl: Tensor
 
 
-def networks_of(posterior: Any, name: str) -> WeightPosterior:
+def networks_of(posterior: object, name: str) -> WeightPosterior:
     """Take the posterior over networks that a posterior's hypotheses are drawn from.
 
     Args:
@@ -56,7 +56,7 @@ def networks_of(posterior: Any, name: str) -> WeightPosterior:
     return bare
 
 
-def draw(among: Sequence[Candidate], which: Tensor, prior: Any, name: str, noise: Noise) -> Drawn:
+def draw(among: Sequence[Candidate], which: Tensor, prior: object, name: str, noise: Noise) -> Drawn:
     """Draw one network of every client from the posterior that was chosen for it.
 
     The same standard normals make the draws of all candidates, of which each client has one.
