@@ -208,7 +208,7 @@ def test_what_cannot_be_shipped_is_refused_before_a_bound_is_counted(
     with pytest.raises(AssumptionError, match=r"a network of this library .*, and the model of .* is 'deep-kernel-gp'"):
         fl.certify(functions, "one-draw", ship=tmp_path / "ship")
     refused = {
-        "data.transform=log1p": r"predicts transformed targets \(log1p\)",
+        "data.transform=yeo-johnson": r"predicts transformed targets \(yeo-johnson\)",
         "data.client_inputs=summaries": "summaries of the clients' training rows are inputs",
     }
     for setting, why in refused.items():

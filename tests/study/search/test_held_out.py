@@ -364,7 +364,7 @@ def test_a_temperature_is_for_classes() -> None:
         with pytest.raises(StudyError, match=r"\[model\] temperature .* is for classes, and the targets are numbers"):
             run.run(one)
     for value in ("0.0", "-1.0", "inf", "nan"):
-        with pytest.raises(StudyError, match=r"temperature must be (positive and finite|of type float)"):
+        with pytest.raises(StudyError, match=r"temperature must be (positive and finite|a finite number)"):
             Study.from_table({"method": {"name": "pfedbayes"}, "model": {"temperature": float(value)}})
 
 
