@@ -47,6 +47,8 @@ class Ranks:
         self.stopping = False
         self.signal: StopSignal | None = None
         store.set(f"process/{rank}", f"{socket.gethostname()} {os.getpid()}")
+        # Read at once, when each has come: torchrun's store may end before a process that torchrun stops.
+        self._processes = [bytes(store.get(f"process/{other}")).decode() for other in range(world)]
 
     @property
     def first(self) -> bool:
@@ -200,7 +202,7 @@ class Ranks:
 
     def _gone(self, rank: int) -> bool:
         """Whether a process of this machine has left without a word: no such process, or one that is dead."""
-        host, _, number = (self._word(f"process/{rank}") or "").rpartition(" ")
+        host, _, number = self._processes[rank].rpartition(" ")
         if host != socket.gethostname():
             return False
         try:

@@ -118,6 +118,33 @@ def test_a_process_that_is_stopped_names_the_one_that_was_killed_but_none_that_w
         assert one == other == "stopped"
 
 
+def test_who_was_killed_is_named_where_the_store_has_ended_before(tmp_path: Path) -> None:
+    """It is torchrun's, which may be gone before the processes that it stops."""
+
+    class Gone:
+        def check(self, _: object) -> bool:
+            raise RuntimeError("connection reset")
+
+        def set(self, *_: object) -> None:
+            raise RuntimeError("connection reset")
+
+    def work(own: Ranks) -> str:
+        own.total(torch.zeros(0, dtype=torch.int64))
+        own._store = Gone()
+        if own.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            with ranks.last_words(own):
+                time.sleep(0.5)
+                raise KeyboardInterrupt
+        except DeployError as error:
+            return str(error)
+        except KeyboardInterrupt:
+            return "stopped"
+
+    assert "process 1 of 2 is gone without a word" in together(2, tmp_path, work)[0]
+
+
 def test_one_process_alone_needs_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
