@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Final, ParamSpec, TypeVar
 
 from pacbayes_fl.names import printable
@@ -246,22 +246,19 @@ def kinds_checked(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
     """
     places = {name: at for at, name in enumerate(function.__code__.co_varnames)}
     kinds = {name: str(kind) for name, kind in function.__annotations__.items() if name in places}
-    lists = [(name, places[name]) for name, kind in kinds.items() if _SEVERAL.fullmatch(kind)]
+    checks: list[tuple[str, Callable[[str, object], None]]] = []
+    checks += [(name, several) for name, kind in kinds.items() if _SEVERAL.fullmatch(kind)]
     found = ((name, _FILE.fullmatch(kind)) for name, kind in kinds.items())
-    files = [(name, places[name], match[1].replace(" | None", "").split(" | ")[1:]) for name, match in found if match]
-    runs = [(name, places[name], kind.split(" | ")) for name, kind in kinds.items() if _RUN.fullmatch(kind)]
+    others = ((name, match[1].replace(" | None", "").split(" | ")[1:]) for name, match in found if match)
+    checks += [(name, partial(a_path, others=classes)) for name, classes in others]
+    checks += [(name, partial(a_run, kinds=kind.split(" | "))) for name, kind in kinds.items() if _RUN.fullmatch(kind)]
 
     @wraps(function)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
-        for name, at in lists:
+        for name, check in checks:
+            at = places[name]
             if (value := args[at] if at < len(args) else kwargs.get(name)) is not None:
-                several(name, value)
-        for name, at, others in files:
-            if (value := args[at] if at < len(args) else kwargs.get(name)) is not None:
-                a_path(name, value, others)
-        for name, at, names in runs:
-            if (value := args[at] if at < len(args) else kwargs.get(name)) is not None:
-                a_run(name, value, names)
+                check(name, value)
         return function(*args, **kwargs)
 
     return call
