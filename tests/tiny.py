@@ -15,6 +15,7 @@ import torch
 from pacbayes_fl import settings
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.methods import METHODS
+from pacbayes_fl.study.choices import NOISE
 from pacbayes_fl.study.file import Study
 
 ROUNDS = 12
@@ -50,7 +51,8 @@ def _quick(name: str) -> tuple[str, ...]:
     known = {key: value for key, value in values.items() if key in recipe.options.__dataclass_fields__}
     usual = Study.from_table({"data": {"source": "mine.csv"}, "method": {"name": name}})
     known |= {one.option: one.candidates(usual.method.options)[0] for one in usual.held_out if one.table == "method"}
-    return f"method.name={name}", *(f"method.{key}={value}" for key, value in known.items())
+    noise = [f"{one.key}={one.candidates(None)[0]}" for one in usual.held_out if one is NOISE]
+    return f"method.name={name}", *(f"method.{key}={value}" for key, value in known.items()), *noise
 
 
 NUMBERS = tuple(name for name, recipe in METHODS.items() if "regression" in recipe.learns)

@@ -41,6 +41,16 @@ ROUNDS: Final = HeldOutChoice("rounds", (10, 14, 20, 28, 40, 56, 80, 112, 160, 2
 """The number of rounds: one federation visits all candidates, the fewest first, in steps of some sqrt 2. Before the
 tenth, particles that move by Adam are still where they were drawn, and too few rows would favour too few rounds."""
 
+NOISE: Final = HeldOutChoice(
+    "noise_std",
+    (0.4, 0.1, 0.12, 0.14, 0.17, 0.2, 0.24, 0.28, 0.34, 0.48, 0.57, 0.67, 0.8, 0.95, 1.13, 1.35, 1.6),
+    table="model",
+    clients=True,
+)
+"""Of networks whose targets are numbers, in steps of a quarter of an octave: at most .01 nats from the best.
+
+Federations train with the first, and all are compared along their path."""
+
 _SHARED: Final = (ROUNDS, TEMPERATURE)
 
 FEW: Final = 100
@@ -54,9 +64,9 @@ def every(recipe: Recipe) -> tuple[HeldOutChoice, ...]:
         recipe: of the method.
 
     Returns:
-        Its own choices, and those that all methods share.
+        Its own choices, and those that all methods, or all methods on networks, share.
     """
-    return (*recipe.held_out, *_SHARED)
+    return (*recipe.held_out, *([NOISE] if recipe.model == "weights" else []), *_SHARED)
 
 
 def still_open(study: Tables) -> tuple[HeldOutChoice, ...]:
@@ -145,7 +155,7 @@ def refuse_open(study: Tables) -> None:
         part: Any = getattr(study, table)
         for name in part.__dataclass_fields__:
             key = f"{table}.{name}"
-            if getattr(part, name) != HELD_OUT or key == TEMPERATURE.key:
+            if getattr(part, name) != HELD_OUT or key in (TEMPERATURE.key, NOISE.key):  # which have a usual value
                 continue
             if key not in known:
                 what = f"{key} = 'held-out' is not for {study.method.name}, for which nothing is tried"
@@ -260,9 +270,11 @@ def _own_rows(
     recipe: Recipe, task: object, model: JsonMapping, of_networks: Collection[str]
 ) -> dict[str, dict[str, object]]:
     """Defaults on rows of one's own by part, without those of [model] that are not for a study with such a table."""
-    idle = set()
-    if model.get("likelihood") == "student-t":  # which says itself what shape errors have
+    idle, given = set(), settings.merge({**recipe.presets["recommended"].get("model", {})}, model)
+    if given.get("likelihood") == "student-t":  # which says itself what shape errors have
         idle.add("residuals")
+    if task == "classification" or given.get("likelihood") == "heteroscedastic":  # without a noise, or with its network
+        idle.add(NOISE.option)
     if model.get("linear") == "none" or not model.keys().isdisjoint(of_networks):  # nothing beside them, or asked for
         idle.add("networks")
     own = _own(recipe, task).items()
@@ -272,6 +284,10 @@ def _own_rows(
 def _own(recipe: Recipe, task: object) -> dict[str, dict[str, object]]:
     """What a recipe has for rows of one's own, by part: for all, and for labels."""
     result: dict[str, dict[str, object]] = {part: {**values} for part, values in recipe.own_rows.items()}
+    if recipe.model == "weights":
+        result.setdefault("model", {}).setdefault(NOISE.option, HELD_OUT)
+        if recipe.federated and recipe.rounds:
+            result.setdefault("federation", {}).setdefault(ROUNDS.option, HELD_OUT)
     for part, values in recipe.own_labels.items() if task == "classification" else ():
         result.setdefault(part, {}).update(values)
     return result

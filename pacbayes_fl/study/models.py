@@ -12,6 +12,7 @@ import torch
 
 from pacbayes_fl import options, settings
 from pacbayes_fl.errors import StudyError, shown
+from pacbayes_fl.methods.recipe import HELD_OUT
 from pacbayes_fl.models.base import FunctionModel, WeightModel
 from pacbayes_fl.models.likelihoods import (
     NOISE_STD,
@@ -39,7 +40,8 @@ class NetworkModel:
         widths: hidden units of the MLP's layers.
         likelihood: of the targets; "auto" is categorical where they are labels, Gaussian otherwise, and
             "heteroscedastic" does the same with a noise that the network learns as a function of the input.
-        noise_std: of the Gaussian likelihood, in standardised units; where the noise is learned, what that starts from.
+        noise_std: of the Gaussian likelihood, in standardised units; where the noise is learned, what that starts from;
+            "held-out" takes the one under which rows are most likely that a federation with 0.4 was not given.
         dtype: of the weights, and of the rows that a method gets.
         temperature: T of predicted probabilities of classes, p^(1/T) / Z, of which training does not know; "held-out"
             lets a study choose the one under which validation rows, or where some clients have none a fifth of the
@@ -49,7 +51,7 @@ class NetworkModel:
     kind: str = option("mlp", names=lambda: _names_over("weights"))
     widths: tuple[int, ...] = option((100,), low=1)
     likelihood: Literal["auto", "categorical", "gaussian", "heteroscedastic"] = "auto"
-    noise_std: float = option(NOISE_STD, above=0)
+    noise_std: float | Literal["held-out"] = option(NOISE_STD, above=0)
     dtype: Literal["float32", "float64"] = "float32"
     temperature: float | Literal["held-out"] = option(1.0, above=0, symbol="T")
     network_options: ClassVar[tuple[str, ...]] = ()
@@ -58,8 +60,11 @@ class NetworkModel:
     inducing: ClassVar[int | Literal["auto", "none"]] = "none"
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Check the ranges, and that no noise is chosen where it is learned."""
         options.check(self, "[model]")
+        if self.noise_std == HELD_OUT and self.likelihood == "heteroscedastic":
+            what = "[model] noise_std = 'held-out' is of one noise for all inputs, and a heteroscedastic one is learned"
+            raise StudyError(what, hint=f"model.noise_std = {NOISE_STD}, from which it starts")
 
     @property
     def single(self) -> bool:
@@ -122,7 +127,8 @@ class NetworkModel:
             raise StudyError(f"[model] likelihood {self.likelihood!r} is not for targets that are {have}", hint=hint)
         if classes is not None:
             return Categorical(classes)
-        return (HeteroscedasticGaussian if self.likelihood == "heteroscedastic" else Gaussian)(self.noise_std)
+        noise_std = NOISE_STD if self.noise_std == HELD_OUT else float(self.noise_std)
+        return (HeteroscedasticGaussian if self.likelihood == "heteroscedastic" else Gaussian)(noise_std)
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,8 @@ def test_a_kind_of_model_says_which_of_its_options_are_of_networks(monkeypatch: 
         ({"federation": {"rounds": 30}}, 30),
         ({"methods": {"pac-pfl": {"federation": {"rounds": 30}}}}, 30),
         ({"method": {"preset": "paper"}}, 1000),
-        ({"method": {"name": "pfedbayes"}}, 160),
+        ({"method": {"name": "pooled-ensemble"}}, 160),  # all rows in one place: what a round is says nothing
+        ({"method": {"name": "pfedbayes"}, "federation": {"rounds": 30}}, 30),
         ({"privacy": {"epsilon": 2.0}}, 400),
         ({"report": {"certify": {"scheme": "folds"}}}, 400),
         ({"data": {"source": "polynomial"}}, 400),
@@ -234,3 +235,25 @@ def test_few_images_change_nothing_else() -> None:
             assert few.method == many.method and few.federation == many.federation and few.model == many.model
     given = ["method.zeta=1.0", "model.temperature=1.0", "data.options.train=4"]
     assert Study.from_toml("mnist-small", given).held_out == ()
+
+
+@pytest.mark.parametrize("task", ["auto", "classification"])
+@pytest.mark.parametrize("name", [name for name, recipe in METHODS.items() if recipe.model == "weights"])
+def test_networks_leave_their_rounds_and_one_noise_of_numbers_open(name: str, task: str) -> None:
+    if task == "auto" and "regression" not in METHODS[name].learns:
+        return
+    study = Study.from_table({"data": {"source": "mine.csv", "task": task}, "method": {"name": name}})
+    federated = METHODS[name].federated and METHODS[name].rounds
+    assert (choices.ROUNDS in study.held_out) == federated
+    learned = getattr(study.model, "likelihood", None) == "heteroscedastic"
+    assert (choices.NOISE in study.held_out) == (task == "auto" and not learned)
+    assert study.model.build((2,), None if task == "auto" else 3).likelihood.outputs  # with the usual noise until then
+    given = {"likelihood": "heteroscedastic"} if task == "auto" else {"noise_std": 0.3}
+    assert choices.NOISE not in Study.from_table({**OWN, "method": {"name": name}, "model": given}).held_out
+
+
+def test_no_noise_is_chosen_where_it_is_learned() -> None:
+    table = {**OWN, "method": {"name": "fedavg"}, "model": {"likelihood": "heteroscedastic", "noise_std": "held-out"}}
+    with pytest.raises(StudyError, match=r"noise_std = 'held-out' is of one noise for all inputs") as raised:
+        Study.from_table(table)
+    assert raised.value.hint == "model.noise_std = 0.4, from which it starts"

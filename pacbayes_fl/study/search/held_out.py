@@ -23,7 +23,7 @@ from pacbayes_fl.methods import HeldOutChoice
 from pacbayes_fl.noise import Noise, generator_from_text
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study import residuals
-from pacbayes_fl.study.choices import ROUNDS, TEMPERATURE, candidates, with_value
+from pacbayes_fl.study.choices import NOISE, ROUNDS, TEMPERATURE, candidates, with_value
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.gp_model import GPModel
 from pacbayes_fl.study.prepare import prepare
@@ -111,13 +111,15 @@ def choose(
 
     notes, paths = JsonTable(), _Paths(dataset, study.seed)
     for asked in study.held_out:
-        if asked.clients and asked is not ROUNDS:
+        if asked in (ROUNDS, NOISE):
+            continue
+        if asked.clients:
             study, notes[asked.key] = _along_paths(study, asked, paths, tell)
-        elif not asked.after and asked is not ROUNDS:
+        elif not asked.after:
             study, notes[asked.key] = _by_training(study, asked, spared, tell)
-    if ROUNDS in study.held_out:
-        study, notes[ROUNDS.key] = _rounds(study, paths, tell)
-        tell("rounds", study.plan.rounds)
+    if not {ROUNDS, NOISE}.isdisjoint(study.held_out):
+        study, more = _rounds(study, paths, tell)
+        notes |= more
     if study.held_out:
         study, more = _after_training(study, spared, tell)
         notes |= more
@@ -206,7 +208,7 @@ def _along_paths(
     left_behind = asked.early or asked.better == "clearly"
     scores, known, causes = {}, dict[object, Along](), list[str]()
     for candidate in every_one:
-        trial = first(with_value(study, asked, candidate), but=(ROUNDS, TEMPERATURE))
+        trial = first(with_value(study, asked, candidate), but=(ROUNDS, NOISE, TEMPERATURE))
         path = known[candidate] = paths(trial, marks, rival=known.get(usual) if left_behind else None)
         scores[candidate] = math.nan if path.best is None else path.scores[path.best]
         causes += [] if path.failure is None else [path.failure]
@@ -227,22 +229,45 @@ def _from_start(study: Study, marks: Sequence[int]) -> Sequence[int]:
 
 
 def _rounds(study: Study, paths: _Paths, tell: Callable[[str, float], None]) -> tuple[Study, JsonTable]:
-    """Choose the number of rounds along the path of one federation, with the first candidates of what is open later."""
-    trial = first(study, but=(ROUNDS, TEMPERATURE))
-    marks = _from_start(study, candidates(study, ROUNDS))
+    """Choose the number of rounds and the noise along one path, with the first candidates of what is open later."""
+    trial = first(study, but=(ROUNDS, NOISE, TEMPERATURE))
+    asked = [one for one in (ROUNDS, NOISE) if one in study.held_out]
+    marks = _from_start(study, candidates(study, ROUNDS)) if ROUNDS in asked else (study.plan.rounds,)
     path = paths(trial, marks, lambda mark, score: tell(f"{ROUNDS.key}={mark}", score))
     if path.best is None:
         if path.failure is not None:
             raise StudyError(f"no number of rounds could be chosen: {path.failure}")
-        return _unchosen(study, ROUNDS, type(study.federation)().rounds, _why(path))
-    remark = path.remark()
+        notes: JsonTable = {}
+        for one in asked:
+            usual = type(study.federation)().rounds if one is ROUNDS else candidates(study, NOISE)[0]
+            study, notes[one.key] = _unchosen(study, one, usual, _why(path))
+        return study, notes
+    chosen: dict[str, float] = {ROUNDS.key: path.best}
+    rule = _words_of_path(None) + paths.whose
+    notes = {ROUNDS.key: {"chosen": path.best, "scores": _finite(path.scores), "rule": rule}}
+    if path.best in path.noise:
+        by_noise = path.noise[path.best]
+        chosen[NOISE.key] = max(by_noise, key=lambda std: by_noise[std])
+        after = f"{rule}, after {path.best} rounds with {candidates(study, NOISE)[0]}"
+        notes[NOISE.key] = {"chosen": chosen[NOISE.key], "scores": _finite(by_noise), "rule": after}
+    elif NOISE in asked:
+        chosen[NOISE.key] = float(candidates(study, NOISE)[0])
+        notes[NOISE.key] = {"chosen": chosen[NOISE.key], "scores": {}, "rule": "targets are labels, which have none"}
+    remark = path.remark() if ROUNDS in asked else None
     if remark is not None:
         warnings.warn(f"{remark}; {path.best} are taken", stacklevel=caller_stacklevel())
-    scores = {str(mark): score if math.isfinite(score) else None for mark, score in path.scores.items()}
-    note = {"chosen": path.best, "scores": scores, "rule": _words_of_path(None) + paths.whose}
-    note |= {} if remark is None else {"remark": remark}
-    note |= {"errors": [*path.errors[path.best]]} if path.best in path.errors else {}
-    return with_value(study, ROUNDS, path.best), note
+        notes[ROUNDS.key]["remark"] = remark
+    if path.best in path.errors:
+        notes[ROUNDS.key]["errors"] = [*path.errors[path.best]]
+    for one in asked:
+        study = with_value(study, one, chosen[one.key])
+        tell(one.option, chosen[one.key])
+    return study, {one.key: notes[one.key] for one in asked}
+
+
+def _finite(scores: Mapping[Any, float]) -> dict[str, float | None]:
+    """Scores by candidate as JSON has them."""
+    return {str(one): score if math.isfinite(score) else None for one, score in scores.items()}
 
 
 def _why(*paths: Along) -> str:

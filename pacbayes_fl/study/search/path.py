@@ -22,11 +22,12 @@ from pacbayes_fl.methods.recipe import Margin
 from pacbayes_fl.posteriors.residuals import BINS, checked, held_out_errors, pooled
 from pacbayes_fl.results.recorded import RECORDED
 from pacbayes_fl.study import residuals
+from pacbayes_fl.study.choices import NOISE, candidates
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate.regression import state_of
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
-from pacbayes_fl.study.search.scores import HeldOutScore
+from pacbayes_fl.study.search.scores import HeldOutScore, with_noise
 from pacbayes_fl.study.search.told import told
 
 BLOCKS: Final = 5  # into which clients and their rows are dealt
@@ -48,6 +49,8 @@ class Path:
         failure: what ended the path.
         clients: scores of every client of every federation, as the mean has them.
         errors: histogram of the residuals of held-out rows [BINS], where errors are given their shape.
+        noise: scores by standard deviation of the noise, where that is still to be chosen; `scores` and `clients` are
+            those of the best.
     """
 
     scores: Mapping[int, float] = field(default_factory=dict)
@@ -56,6 +59,7 @@ class Path:
     failure: str | None = None
     clients: Mapping[int, Sequence[float]] = field(default_factory=dict)
     errors: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    noise: Mapping[int, Mapping[float, float]] = field(default_factory=dict)
 
     @property
     def trained(self) -> int | None:
@@ -227,7 +231,7 @@ def follow(
     if any(one is None for one in dealt):
         return Path()
     scores, clients, objectives = dict[int, float](), dict[int, list[float]](), dict[int, float]()
-    errors = dict[int, list[float]]()
+    errors, noise = dict[int, list[float]](), dict[int, dict[float, float]]()
     name, worse, best = None, 0, -math.inf
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is odd about the data, the run itself will say
@@ -236,8 +240,12 @@ def follow(
             name = trials[0].method.objective
             for mark in sorted(marks):
                 reached = [trial.advance(mark) for trial in trials]
-                clients[mark] = torch.cat([one.scores for one in reached]).tolist()
-                scores[mark] = sum(float(one.scores.mean()) for one in reached) / len(reached)
+                means = torch.stack([one.scores.mean(1) for one in reached]).mean(0)
+                likeliest = int(means.nan_to_num(-math.inf).argmax())
+                clients[mark] = torch.cat([one.scores[likeliest] for one in reached]).tolist()
+                scores[mark] = float(means[likeliest])
+                if len(means) > 1:
+                    noise[mark] = dict(zip(trials[0].noises, means.tolist(), strict=True))
                 if residuals.shared(study):
                     errors[mark] = pooled(torch.cat([one.errors for one in reached])).tolist()
                 if tell is not None:
@@ -251,8 +259,8 @@ def follow(
                 if worse == _WORSE or behind:
                     break
         except (ClientError, NumericalError) as error:
-            return Path(scores, objectives, name, str(error), clients, errors)
-    return Path(scores, objectives, name, None, clients, errors)
+            return Path(scores, objectives, name, str(error), clients, errors, noise)
+    return Path(scores, objectives, name, None, clients, errors, noise)
 
 
 def _clearly(one: Sequence[float], other: Sequence[float]) -> bool:
@@ -266,7 +274,7 @@ class _Reached(NamedTuple):
     """What a federation has come to after some rounds.
 
     Args:
-        scores: of its clients with held-out rows [K].
+        scores: of its clients with held-out rows [G, K], under each of G noises.
         objective: of those that train.
         errors: residuals of these rows by client [K, BINS]; no columns where errors are not given their shape.
     """
@@ -282,6 +290,8 @@ class _Trial:
     def __init__(self, study: Study, part: tables.Dataset, marks: Sequence[int]) -> None:
         self._study = study
         self.method, self._groups = prepare(study, part)
+        numbers = NOISE in study.held_out and self._groups["existing"].train.y.is_floating_point()
+        self.noises: Sequence[float] = candidates(study, NOISE) if numbers else (math.nan,)
         train, plan = self._groups["existing"].train, study.plan
         least = min(plan.min_clients, train.clients)
         cohort = None if plan.cohort is None else min(plan.cohort, train.clients)
@@ -301,25 +311,30 @@ class _Trial:
         shape = residuals.learn(self._study, method, self._used, self._groups["existing"])
         looked = [self._looked(method, shape, *one) for one in self._groups.items() if one[1].test.size.any()]
         scores, errors = zip(*looked, strict=True)
-        return _Reached(torch.cat(scores), self._objective, torch.cat(errors))
+        return _Reached(torch.cat(scores, 1), self._objective, torch.cat(errors))
 
     def _looked(
         self, method: AnyMethod, shape: residuals.ErrorShape, name: str, group: ScaledGroup
     ) -> tuple[Tensor, Tensor]:
-        """Score the held-out rows of a group's clients, of those that have some, and count their residuals."""
-        held, state = HeldOutScore(group), state_of(method, self._used, name, group)
+        """Score the held-out rows of a group's clients [G, k], of those that have some, and count their residuals."""
+        held, state = [HeldOutScore(group) for _ in self.noises], state_of(method, self._used, name, group)
         has = group.test.size.cpu() > 0
         errors = torch.zeros(len(has), BINS if residuals.shared(self._study) else 0, dtype=torch.float64)
 
-        def look(index: Tensor, posterior: Any) -> tuple[Tensor, Tensor | None]:
+        def look(index: Tensor, posterior: Any) -> tuple[list[Tensor], Tensor | None]:
             found = None
             if errors.numel():
                 asked, rows = group.test.select(index.cpu()), group.train.size[index.cpu()]
                 found = held_out_errors(checked(posterior), asked.x, asked.y, asked.mask, rows)
-            return held.log_prob(shape.around(posterior), index), found
+            if len(held) == 1:
+                return [held[0].log_prob(shape.around(posterior), index)], found
+            predictive = posterior.predict(group.test.select(index.cpu()).x)
+            under = (with_noise(predictive, self.noises[0], noise) for noise in self.noises)
+            return [one.log_density(other, index) for one, other in zip(held, under, strict=True)], found
 
-        for index, (log_prob, found) in personalisation.personalise(method, state, group.train, self._plan, look):
-            held.add(log_prob, index)
+        for index, (log_probs, found) in personalisation.personalise(method, state, group.train, self._plan, look):
+            for one, log_prob in zip(held, log_probs, strict=True):
+                one.add(log_prob, index)
             if found is not None:
                 errors[index.cpu()] = found.cpu()
-        return held.by_client().cpu()[has], errors[has]
+        return torch.stack([one.by_client().cpu()[has] for one in held]), errors[has]

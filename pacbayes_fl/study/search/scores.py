@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from pacbayes_fl.posteriors.predictive import NormalMixture, RegressionPredictive
 from pacbayes_fl.posteriors.tempered import best as best_temperature
 from pacbayes_fl.posteriors.tempered import temper
 from pacbayes_fl.study.data import ScaledGroup
@@ -20,6 +22,24 @@ _ERRORS: Final = 10
 _LEAST: Final = -50.0
 """Log density from which on a row counts no less, in nats: that of an error of ten standard deviations. So does a row
 whose likelihood is no number, density or probability."""
+
+
+def with_noise(predictive: RegressionPredictive, trained: float, noise_std: float) -> RegressionPredictive:
+    """Give predictions of a model with Gaussian noise another one: what else is uncertain stays as it is.
+
+    Args:
+        predictive: of the model.
+        trained: standard deviation of its noise, in the same units.
+        noise_std: of the other one.
+
+    Returns:
+        A mixture with variances v_p - trained^2 + noise_std^2; the distribution itself where it is no mixture of
+        normals.
+    """
+    if not isinstance(predictive, NormalMixture):
+        return predictive
+    rest = (predictive.variances - trained**2).clamp_min(0.0)
+    return replace(predictive, variances=rest + noise_std**2)
 
 
 class HeldOutScore:
@@ -51,10 +71,23 @@ class HeldOutScore:
         Returns:
             Log probabilities of all labels [k, N, C], or log densities [k, N] in units of the client's training rows.
         """
-        asked, own = self._group.test.select(index.cpu()), self._group.raw.test.select(index.cpu())
+        asked = self._group.test.select(index.cpu())
         if self._labelled:
             return predictive(posterior, asked.x).log_probs
-        units = units_of(posterior.predict(asked.x), self._group, index)
+        return self.log_density(posterior.predict(asked.x), index)
+
+    def log_density(self, predictive: RegressionPredictive, index: Tensor) -> Tensor:
+        """Look at the held-out rows of some clients, whose targets are numbers.
+
+        Args:
+            predictive: of these rows, in the method's units.
+            index: positions of the clients [k].
+
+        Returns:
+            Log densities [k, N] in units of the client's training rows.
+        """
+        own = self._group.raw.test.select(index.cpu())
+        units = units_of(predictive, self._group, index)
         return units.log_prob(own.y) + self._group.units.y_std[index].log().unsqueeze(-1)
 
     def add(self, predictive: Tensor, index: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -27,12 +28,13 @@ from pacbayes_fl.study.choices import ROUNDS, candidates
 from pacbayes_fl.study.compare import compare
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.parts import FederationPart
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.search import choice_file, held_out
 from pacbayes_fl.study.search.held_out import choose
 from pacbayes_fl.study.search.path import Path as Along
 from pacbayes_fl.study.search.path import follow
-from tests.tiny import tiny, write_csv
+from tests.tiny import quick, rows, tiny, write_csv
 from tests.tiny_images import tiny_images, write_root
 
 OPEN = ("method.name=cfedbayes", "method.clusters=held-out", "method.max_clusters=2", "method.trial_rounds=2")
@@ -675,3 +677,46 @@ def test_a_fall_of_the_likelihood_is_said_and_kept(few: None, monkeypatch: pytes
     monkeypatch.setattr(held_out, "follow", lambda *_, **__: Along(failure="it diverged"))
     with pytest.raises(StudyError, match="no number of rounds could be chosen: it diverged"):
         choose(study, load(study))
+
+
+@pytest.mark.parametrize("rounds", ["held-out", "6"])
+def test_the_noise_is_that_of_the_best_round(rounds: str, few: None, tmp_path: Path) -> None:
+    """Targets that nothing explains leave a noise of their own spread, and few rounds or many find it alike."""
+    random = np.random.default_rng(5)
+    table = [{**row, "y": random.normal()} for row in rows(sizes=(30,) * 6)]
+    source = write_csv(tmp_path / "rows.csv", table)
+    sets = [*quick("fedavg"), f"data.source={source}", f"federation.rounds={rounds}", "model.noise_std=held-out"]
+    study = Study.from_table({"seed": 1}, "tiny.toml", sets)
+    seen: list[RoundRecord] = []
+    chosen, notes = choose(study, load(study), seen.append)
+    assert [*notes] == [*(["federation.rounds"] if rounds == "held-out" else []), "model.noise_std"]
+    marks = (2, 4) if rounds == "held-out" else (6,)
+    path = follow(study, load(study), marks)
+    by_noise = path.noise[path.best or 0]
+    assert notes["model.noise_std"]["scores"] == {str(noise): score for noise, score in by_noise.items()}
+    assert chosen.model.noise_std == max(by_noise, key=lambda noise: by_noise[noise]) and 0.8 <= chosen.model.noise_std
+    assert chosen.plan.rounds == path.best and prepare(chosen, load(study))[0].model.likelihood.noise_std > 0.7
+    assert seen[-1].values == {"noise_std": chosen.model.noise_std}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = run.run(study, tmp_path / "run")
+    assert choice_file.recall(study, tmp_path / "run")[0] == chosen and result.round == chosen.plan.rounds
+
+
+def test_labels_have_no_noise_to_choose(few: None, tmp_path: Path) -> None:
+    """A file says only when it is read that its targets are labels."""
+    source = write_csv(tmp_path / "rows.csv", [{**row, "y": at % 2} for at, row in enumerate(rows())])
+    sets = [*quick("fedavg"), f"data.source={source}", "data.task=classification", "model.noise_std=held-out"]
+    study = Study.from_table({"federation": {"rounds": 2}}, "tiny.toml", sets)
+    chosen, notes = choose(study, load(study))
+    assert chosen.model.noise_std == 0.4
+    assert notes == {"model.noise_std": {"chosen": 0.4, "scores": {}, "rule": "targets are labels, which have none"}}
+
+
+def test_without_a_row_to_spare_the_usual_noise_stays(tmp_path: Path) -> None:
+    source = write_csv(tmp_path / "rows.csv", rows(sizes=(4, 4, 4, 4), new=()))
+    sets = [*quick("fedavg"), f"data.source={source}", "federation.rounds=held-out", "model.noise_std=held-out"]
+    study = Study.from_table({}, "tiny.toml", sets)
+    with pytest.warns(UserWarning, match=r"model.noise_std = 0.4, as usual: no client has two training rows"):
+        chosen, _ = choose(study, load(study))
+    assert (chosen.model.noise_std, chosen.federation.rounds) == (0.4, FederationPart().rounds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -17,12 +18,15 @@ from pacbayes_fl.data.sides import Cut
 from pacbayes_fl.federation import engine, personalisation
 from pacbayes_fl.methods.recipe import Margin
 from pacbayes_fl.posteriors.residuals import held_out_errors, pooled
+from pacbayes_fl.study.choices import NOISE, candidates, with_value
 from pacbayes_fl.study.data import load
+from pacbayes_fl.study.evaluate.regression import state_of
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.search import path
 from pacbayes_fl.study.search.path import BLOCKS, Path, deal, follow
-from tests.tiny import on_csv, rows, tiny, write_csv
+from pacbayes_fl.study.search.scores import HeldOutScore
+from tests.tiny import TABLE, on_csv, quick, rows, tiny, write_csv
 
 
 def dataset(sizes: list[int], labels: bool = False) -> tables.Dataset:
@@ -190,7 +194,7 @@ class Scripted:
     def advance(self, mark: int) -> path._Reached:
         """Look the score up, of two clients."""
         scores = self.values[mark - 1] + torch.tensor([-0.1, 0.1])
-        return path._Reached(scores, float(mark), torch.zeros(2, 0))
+        return path._Reached(scores.unsqueeze(0), float(mark), torch.zeros(2, 0))
 
 
 def tiny_method() -> Any:
@@ -281,7 +285,34 @@ def test_the_start_is_the_best_where_it_is_clearly_better(start: tuple[float, ..
 def test_the_start_does_not_end_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three marks in a row that are worse than the best end it, not those that are worse than the start."""
     scores = iter([9.0, 1.0, 2.0, 3.0, 4.0])
-    reached = (path._Reached(torch.full((2,), score), 1.0, torch.zeros(2, 0)) for score in scores)
+    reached = (path._Reached(torch.full((1, 2), score), 1.0, torch.zeros(2, 0)) for score in scores)
     monkeypatch.setattr(path._Trial, "advance", lambda self, mark: next(reached))
     result = follow(tiny(), load(tiny()), (0, 2, 3, 4, 5), parts=[0])
     assert [*result.scores] == [0, 2, 3, 4, 5] and [*result.objectives] == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "pooled-bnn"])
+def test_every_noise_has_the_score_of_the_same_weights_with_that_noise(name: str, tmp_path: Path) -> None:
+    """By hand: a federation that was trained with the usual noise, predicted by methods with each of the others."""
+    source = write_csv(tmp_path / "rows.csv", rows())
+    sets = [*quick(name), f"data.source={source}", "model.noise_std=held-out", "model.kind=mlp", "model.dtype=float64"]
+    table = {part: values for part, values in TABLE.items() if part not in ("model", "method")}
+    study = Study.from_table(table, "tiny.toml", sets)
+    result = follow(study, load(study), (3,), parts=[0])
+    part = deal(load(study), study.seed, 0, study.data)
+    assert part is not None
+    plan = replace(study.plan, rounds=3)
+    method, groups = prepare(study, part)
+    state = engine.run_rounds(method, groups["existing"].train, plan)
+    for noise_std in (0.4, 0.17, 1.6):
+        other, scores = prepare(with_value(study, NOISE, noise_std), part)[0], list[float]()
+        for group_name, group in groups.items():
+            held, known = HeldOutScore(group), state_of(other, state, group_name, group)
+            look = partial(lambda held, index, posterior: held.log_prob(posterior, index), held)
+            for index, log_prob in personalisation.personalise(other, known, group.train, plan, look):
+                held.add(log_prob, index)
+            scores += held.by_client().tolist()
+        assert result.noise[3][noise_std] == pytest.approx(sum(scores) / len(scores), rel=1e-9)
+    best = max(result.noise[3].values())
+    assert result.scores[3] == best == pytest.approx(sum(result.clients[3]) / len(result.clients[3]))
+    assert result.noise[3].keys() == {*candidates(study, NOISE)}

@@ -6,14 +6,16 @@ import math
 
 import pytest
 import torch
+from scipy import stats
 
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import untouched
+from pacbayes_fl.posteriors.censored import CensoredMixture
 from pacbayes_fl.posteriors.classes import ClassMixture
 from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.study.data import scale
-from pacbayes_fl.study.search.scores import HeldOutScore
+from pacbayes_fl.study.search.scores import HeldOutScore, with_noise
 
 
 class Known:
@@ -113,3 +115,14 @@ def test_without_errors_nothing_says_how_sure_to_be(wrong: int, lowered: bool) -
     held.add(held.log_prob(Certain(), torch.tensor([0])), torch.tensor([0]))
     best, temperature, plain = held.score(tempering=True)
     assert (temperature < 1.0, best > plain) == (lowered, lowered) and (lowered or temperature == 1.0)
+
+
+def test_another_noise_takes_the_place_of_that_of_training_and_of_nothing_else() -> None:
+    """N(m_s, v_s + 0.3^2) by scipy where the model was trained with 0.4."""
+    means, rest = torch.tensor([[[0.0], [2.0]]]).double(), torch.tensor([[[0.0], [0.5]]]).double()
+    trained = NormalMixture(torch.full((1, 2), math.log(0.5), dtype=torch.float64), means, rest + 0.4**2)
+    y = torch.tensor([[0.7]], dtype=torch.float64)
+    expected = 0.5 * sum(stats.norm(m, math.sqrt(v + 0.09)).pdf(0.7) for m, v in ((0.0, 0.0), (2.0, 0.5)))
+    assert float(with_noise(trained, 0.4, 0.3).log_prob(y).exp()) == pytest.approx(expected, rel=1e-9)
+    other = CensoredMixture(trained, torch.zeros(1), torch.ones(1))
+    assert with_noise(other, 0.4, 0.3) is other
