@@ -20,7 +20,7 @@ from pacbayes_fl.methods.baselines.ensemble import labels_of, mixture
 from pacbayes_fl.methods.baselines.point import initial_weights
 from pacbayes_fl.methods.fine_tuning import FineTuned
 from pacbayes_fl.methods.options import Paper
-from pacbayes_fl.methods.recipe import HELD_OUT, MethodSummary, OneOf
+from pacbayes_fl.methods.recipe import MethodSummary, OneOf
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.weights.mixture import MixturePosterior
@@ -110,5 +110,4 @@ RECIPE = replace(
     method=FedEnsemble,
     summary=MethodSummary("networks, mixed", "map_estimate.descend of all members", "mean", "all networks", "nothing"),
     search={**ensemble.RECIPE.search, "method.finetune": OneOf((0, 1, 5))},
-    own_rows={"federation": {"rounds": HELD_OUT}},  # a noise that is learned overfits where rounds go on
 )
