@@ -7,26 +7,23 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyro
 import torch
 from pyro import poutine
 from pyro.nn import PyroModule
 from torch import Tensor, nn
-from torch.distributions import Distribution, kl_divergence
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import vector_to_parameters
 
 from pacbayes_fl.bounds import discrete_kl, full_gaussian_kl
 from pacbayes_fl.bounds.checks import ROUNDING
+from pacbayes_fl.certificates import ratios
 from pacbayes_fl.certificates.aliasing import require_apart
+from pacbayes_fl.certificates.guides import draws_of, is_plate, kl_of, log_ratio_of, played
 from pacbayes_fl.certificates.laplace_gaussians import gaussian_of, learned_beside, left_alone, uncertain
 from pacbayes_fl.errors import AssumptionError, shown
-
-_VALUES = 64  # of a discrete site that are tried
 
 Predict = Callable[[Any], Any]
 """Turns inputs into scores or log probabilities [n, C], labels [n], real predictions [n], or a torch distribution."""
@@ -38,18 +35,27 @@ class Hypotheses(NamedTuple):
     Args:
         draw: gives as many predictors as are asked for, drawn with a generator; None where they are listed.
         listed: all predictors with their weights; None where they are drawn.
-        kl: divergence from the prior, in nats.
+        kl: divergence from the prior, in nats; NaN where only the density ratio of one draw is known.
         classes: labels in the order of the scores; None where they are 0, 1, ...
+        one: draws a single predictor with a generator, and gives ln dQ/dP there in nats; None where it is not known.
     """
 
     draw: Callable[[int, torch.Generator], Iterator[Predict]] | None
     listed: Sequence[tuple[float, Predict]] | None
     kl: float
     classes: Any = None
+    one: Callable[[torch.Generator], tuple[Predict, float]] | None = None
 
 
 def hypotheses_of(
-    model: Any, prior: Any, sample: Any, kl: Any, weights: Any, inputs: Any, by_label: bool = False
+    model: Any,
+    prior: Any,
+    sample: Any,
+    kl: Any,
+    weights: Any,
+    inputs: Any,
+    by_label: bool = False,
+    log_ratio: Any = None,
 ) -> Hypotheses:
     """Find out how a model is drawn from, and how far it is from its prior; see `certify_model`.
 
@@ -61,6 +67,7 @@ def hypotheses_of(
         weights: of a list of predictors.
         inputs: of the rows, on which programs are traced.
         by_label: whether estimators are asked for the labels that they give, and not for probabilities.
+        log_ratio: ln dQ/dP in nats: a function of what `sample` gives, or a number of the one that the model is.
 
     Returns:
         The hypotheses.
@@ -69,8 +76,10 @@ def hypotheses_of(
         AssumptionError: when the divergence cannot be known.
     """
     require_apart(model, prior, kl, weights)
-    if sample is not None or kl is not None:
-        return _told(model, prior, sample, kl, by_label)
+    if log_ratio is not None and not callable(log_ratio):
+        return _drawn_before(model, sample, kl, log_ratio, by_label)
+    if sample is not None or kl is not None or log_ratio is not None:
+        return _told(model, prior, sample, kl, by_label, log_ratio)
     if isinstance(model, list | tuple):
         return _listed(model, weights, prior, by_label)
     if weights is not None:
@@ -169,20 +178,29 @@ def _not_known(model: Any) -> AssumptionError:
     return AssumptionError(what, hint="give sample and kl; or leave the prior out for a predictor that is fixed")
 
 
-def _told(model: Any, prior: Any, sample: Any, kl: Any, by_label: bool) -> Hypotheses:
+def _drawn_before(model: Any, sample: Any, kl: Any, log_ratio: Any, by_label: bool) -> Hypotheses:
+    """Take a predictor that the caller has drawn from a posterior, once, and ln dQ/dP there."""
+    if sample is not None or kl is not None:
+        what = "log_ratio as a number is of the one drawn predictor that the model is, got sample or kl beside it"
+        raise AssumptionError(what, hint="leave them out; or log_ratio=lambda h: ..., a function of what sample gives")
+    classes, value = _classes(model), ratios.number_of(log_ratio)
+    known = predictor(model, by_label, classes)
+    return Hypotheses(None, None, math.nan, classes, lambda generator: (known, value))
+
+
+def _told(model: Any, prior: Any, sample: Any, kl: Any, by_label: bool, log_ratio: Any) -> Hypotheses:
     """Take the sampler and the divergence from the caller; a module without a sampler draws whenever it is called."""
-    if kl is None:
-        raise AssumptionError("a sampler without a divergence certifies nothing", hint="kl = a number, or a function")
+    if kl is None and log_ratio is None:
+        hint = "kl = a number, or a function; of one draw log_ratio = a function of what sample gives"
+        raise AssumptionError("a sampler without a divergence certifies nothing", hint=hint)
     if sample is not None:
         _require_sampler(sample)
-    said = kl(model, prior) if callable(kl) else kl
-    try:
-        value = float(_no_truth_value(said.detach() if isinstance(said, Tensor) else said))
-    except (TypeError, ValueError, RuntimeError) as error:
-        what = f"kl must be a number of nats, or a function of model and prior that gives it, got {shown(said)}"
-        raise AssumptionError(what, hint="of parts the divergences add up: their sum") from error
-    if not -ROUNDING <= value < math.inf:
-        raise AssumptionError(f"kl must be finite and at least 0, got {value:g}")
+    elif log_ratio is not None:
+        what = "log_ratio as a function is of what sample gives, got no sample"
+        raise AssumptionError(
+            what, hint="sample=lambda generator: ...; or the number at a drawn predictor as the model"
+        )
+    value = math.nan if kl is None else max(_nats(kl(model, prior) if callable(kl) else kl), 0.0)
     classes = _classes(model)
     if sample is None and isinstance(model, nn.Module):
         norms = [name for name, each in model.named_modules() if isinstance(each, _BatchNorm) and each.training]
@@ -199,7 +217,23 @@ def _told(model: Any, prior: Any, sample: Any, kl: Any, by_label: bool) -> Hypot
                 torch.random.set_rng_state(_state(generator))  # for what draws from torch's own generator
                 yield partial(_called, model) if isinstance(model, nn.Module) else model
 
-    return Hypotheses(draw, None, max(value, 0.0), classes)
+    def one(generator: torch.Generator) -> tuple[Predict, float]:
+        ratios.require_likely(sample, log_ratio)  # before, as a sampler may fill one network again and again
+        drawn = sample(generator)
+        return predictor(drawn, by_label, classes), ratios.number_of(log_ratio(drawn))
+
+    return Hypotheses(draw, None, value, classes, None if log_ratio is None else one)
+
+
+def _nats(said: Any) -> float:
+    try:
+        value = float(_no_truth_value(said.detach() if isinstance(said, Tensor) else said))
+    except (TypeError, ValueError, RuntimeError) as error:
+        what = f"kl must be a number of nats, or a function of model and prior that gives it, got {shown(said)}"
+        raise AssumptionError(what, hint="of parts the divergences add up: their sum") from error
+    if not -ROUNDING <= value < math.inf:
+        raise AssumptionError(f"kl must be finite and at least 0, got {value:g}")
+    return value
 
 
 def _require_sampler(sample: Any) -> None:
@@ -238,7 +272,12 @@ def _listed(models: Sequence[Any], weights: Any, prior: Any, by_label: bool) -> 
         raise AssumptionError(what, hint="make each a function that gives scores in one order of the classes")
     classes = [*dict.fromkeys(label for own in known for label in own)] or None
     listed = [(weight, predictor(one, by_label, classes)) for weight, one in zip(q.tolist(), models, strict=True)]
-    return Hypotheses(None, listed, discrete_kl(q, p).item(), classes)
+
+    def one(generator: torch.Generator) -> tuple[Predict, float]:
+        at = int(torch.multinomial(q, 1, generator=generator))
+        return listed[at][1], float(q[at].log() - p[at].log())
+
+    return Hypotheses(None, listed, discrete_kl(q, p).item(), classes, one)
 
 
 def _laplace(posterior: Any, prior: Any) -> Hypotheses:
@@ -280,7 +319,12 @@ def _laplace(posterior: Any, prior: Any) -> Hypotheses:
             vector_to_parameters(theta, free)
             yield predictor(network)
 
-    return Hypotheses(draw, None, kl)
+    def one(generator: torch.Generator) -> tuple[Predict, float]:
+        theta = posterior.sample(1, generator=generator)[0]
+        vector_to_parameters(theta, free)
+        return predictor(network), ratios.of_gaussians(theta, (mean, covariance), other)
+
+    return Hypotheses(draw, None, kl, one=one)
 
 
 def _bayesian_ridge(posterior: Any, prior: Any) -> Hypotheses:
@@ -299,15 +343,21 @@ def _bayesian_ridge(posterior: Any, prior: Any) -> Hypotheses:
         raise AssumptionError(what, hint="fit both on the same columns, or BayesianRidge, which prunes none")
     parts = [part for one in (posterior, prior) for part in (one.coef_[kept], one.sigma_)]
     gaussians = [torch.from_numpy(np.asarray(part)) for part in parts]
-    mean, root = gaussians[0].double(), torch.linalg.cholesky(gaussians[1].double())
+    mean, covariance, *other = (each.double() for each in gaussians)
+    root = torch.linalg.cholesky(covariance)
+
+    def one(generator: torch.Generator) -> tuple[Predict, float]:
+        theta = mean + root @ torch.randn(len(mean), generator=generator, dtype=torch.float64)
+        coef = np.zeros(posterior.coef_.shape)
+        coef[kept] = theta.numpy()
+        ratio = ratios.of_gaussians(theta, (mean, covariance), (other[0], other[1]))
+        return partial(_linear, coef, float(posterior.intercept_)), ratio
 
     def draw(count: int, generator: torch.Generator) -> Iterator[Predict]:
         for _ in range(count):
-            coef = np.zeros(posterior.coef_.shape)
-            coef[kept] = (mean + root @ torch.randn(len(mean), generator=generator, dtype=torch.float64)).numpy()
-            yield partial(_linear, coef, float(posterior.intercept_))
+            yield one(generator)[0]
 
-    return Hypotheses(draw, None, full_gaussian_kl(*gaussians).item())
+    return Hypotheses(draw, None, full_gaussian_kl(*gaussians).item(), one=one)
 
 
 def _kept(one: Any) -> Any:
@@ -324,14 +374,14 @@ def _linear(coef: Any, intercept: float, x: Any) -> Any:
 def _guide(guide: Any, model: Any, inputs: Any) -> Hypotheses:
     """Take a Pyro guide over a program of inputs that observes one site; the KL divergence is that of its sites."""
     try:
-        traces = [*_draws_of(guide, inputs)]
+        traces = [*draws_of(guide, inputs)]
     except (TypeError, ValueError, RuntimeError) as error:
         if isinstance(guide, nn.Module) and not isinstance(guide, PyroModule):  # a network, for which this is no input
             raise _not_known(guide) from error
         raise
-    if not any(site["type"] == "sample" and not _is_plate(site) for site in traces[0].nodes.values()):
+    if not any(site["type"] == "sample" and not is_plate(site) for site in traces[0].nodes.values()):
         raise _not_known(guide)
-    values = [_guide_kl(model, inputs, drawn) for drawn in traces]
+    values = [kl_of(model, inputs, drawn) for drawn in traces]
     if max(values) - min(values) > 1e-6 * (1.0 + abs(values[0])):
         what = "the guide's sites, or the program's, depend on each other: their KL divergences vary from draw to draw"
         raise AssumptionError(what, hint="give sample and kl of the guide as a whole")
@@ -340,101 +390,16 @@ def _guide(guide: Any, model: Any, inputs: Any) -> Hypotheses:
 
     def draw(count: int, generator: torch.Generator) -> Iterator[Predict]:
         for _ in range(count):
-            yield partial(_played, *_traced(guide, model, inputs, generator))
+            yield partial(played, model, _traced(guide, inputs, _state(generator)))
 
-    return Hypotheses(draw, None, max(values[0], 0.0))
+    def one(generator: torch.Generator) -> tuple[Predict, float]:
+        drawn = _traced(guide, inputs, generator.get_state())  # which is torch.manual_seed's of the same seed
+        return partial(played, model, drawn), log_ratio_of(model, inputs, drawn)
+
+    return Hypotheses(draw, None, max(values[0], 0.0), one=one)
 
 
-def _traced(guide: Any, model: Any, inputs: Any, generator: torch.Generator) -> tuple[Any, Any]:
+def _traced(guide: Any, inputs: Any, state: Tensor) -> Any:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.random.set_rng_state(_state(generator))
-        return model, poutine.trace(guide).get_trace(inputs)
-
-
-def _played(model: Any, drawn: Any, x: Any) -> Any:
-    """Give the distribution of the site that a program observes, with the latent sites as drawn."""
-    with torch.no_grad():
-        trace = poutine.trace(poutine.replay(poutine.block(model, hide_types=["param"]), trace=drawn)).get_trace(x)
-    sites = [one for name, one in trace.nodes.items() if one["type"] == "sample" and name not in drawn.nodes]
-    sites = [
-        one for one in sites if not one["infer"].get("_deterministic") and type(one["fn"]).__name__ != "_Subsample"
-    ]
-    if len(sites) != 1:
-        raise AssumptionError(f"the program must observe one site given its inputs, found {len(sites)}")
-    *_, result = _layers(sites[0]["fn"])
-    return result
-
-
-def _draws_of(guide: Any, inputs: Any) -> Iterator[Any]:
-    """Yield traces of a guide: some draws, and the first with other values at each discrete site, be they unlikely."""
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), pyro.validation_enabled(False):
-        for seed in range(3):
-            torch.manual_seed(seed)
-            drawn = poutine.trace(guide).get_trace(inputs)
-            yield drawn
-            discrete = [name for name, site in drawn.nodes.items() if not seed and _enumerable(site)]
-            for name in discrete:
-                for value in islice(drawn.nodes[name]["fn"].enumerate_support(), _VALUES):
-                    other = drawn.copy()
-                    other.nodes[name] = {**drawn.nodes[name], "value": value}
-                    yield poutine.trace(poutine.replay(guide, trace=other)).get_trace(inputs)
-
-
-def _enumerable(site: Any) -> bool:
-    return site["type"] == "sample" and not _is_plate(site) and bool(site["fn"].has_enumerate_support)
-
-
-def _guide_kl(model: Any, inputs: Any, drawn: Any) -> float:
-    """Add the divergences of a guide's sites up, given the values of a trace."""
-    with torch.no_grad(), pyro.validation_enabled(False):
-        played = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(inputs)
-    if shared := [name for name, site in played.nodes.items() if site["type"] == "param" and name in drawn.nodes]:
-        what = f"guide and program share the parameter {shared[0]!r}: what fits one fits the other"
-        raise AssumptionError(what, hint="a number in the program, or a parameter of another name")
-    total = 0.0
-    for name, site in drawn.nodes.items():
-        if site["type"] != "sample":
-            continue
-        if _is_plate(site):
-            if site["fn"].subsample_size != site["fn"].size:
-                raise AssumptionError(f"the plate {name!r} of the guide is a part of its rows", hint="give kl")
-            continue
-        if name not in played.nodes:
-            if name.removesuffix("_unconstrained") in played.nodes:
-                continue  # counted under the name of the site that it is of
-            raise AssumptionError(f"the program has no site {name!r}, which the guide draws", hint="give sample and kl")
-        q, p = _site(drawn, name), played.nodes[name]["fn"]
-        kinds = {type(part).__name__ for one in (q, p) for part in _layers(one)}
-        if bad := kinds & {"Delta", "MaskedDistribution"}:
-            what = f"the site {name!r} is of kind {bad.pop()}, whose KL divergence is not that of a density"
-            raise AssumptionError(what, hint="a guide of independent sites such as AutoNormal; or give sample and kl")
-        try:
-            total += kl_divergence(q, p).sum().item()
-        except NotImplementedError as error:
-            raise AssumptionError(
-                f"the KL divergence of the site {name!r} is not known: {error}", hint="give kl"
-            ) from error
-    return total
-
-
-def _layers(distribution: Any) -> Iterator[Any]:
-    """Yield a distribution and those that it is made around, the innermost last."""
-    while distribution is not None:
-        yield distribution
-        distribution = getattr(distribution, "base_dist", None)
-
-
-def _is_plate(site: Any) -> bool:
-    return type(site["fn"]).__name__ == "_Subsample"
-
-
-def _site(drawn: Any, name: str) -> Distribution:
-    """The distribution of a guide's site, also where an AutoNormal draws it beside and hands on the value."""
-    beside = drawn.nodes.get(f"{name}_unconstrained")
-    if beside is None:
-        result: Distribution = drawn.nodes[name]["fn"]
-        return result
-    if not torch.equal(beside["value"], drawn.nodes[name]["value"]):
-        raise AssumptionError(f"the site {name!r} is constrained, and its guide is not", hint="give sample and kl")
-    own: Distribution = beside["fn"]
-    return own
+        torch.random.set_rng_state(state)
+        return poutine.trace(guide).get_trace(inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from torch import Tensor
 from pacbayes_fl import bounds
 from pacbayes_fl.bounds import Bound, BoundedLoss, Certificate, MonteCarlo, Premises, Provenance, ZeroOne
 from pacbayes_fl.bounds.checks import counts_errors, of_library, row_by_row, whole
+from pacbayes_fl.bounds.further import ONE_DRAW
 from pacbayes_fl.bounds.holdout import of_losses
 from pacbayes_fl.bounds.losses import require_parts
 from pacbayes_fl.bounds.premises import Source
@@ -47,6 +49,7 @@ def certify_model(
     beta: float | None = None,
     sample: Any = None,
     kl: Any = None,
+    log_ratio: Any = None,
     weights: Any = None,
     draws: int = 1000,
     draws_delta: float = 0.2,
@@ -74,15 +77,18 @@ def certify_model(
         independent: declares that the rows are independent draws of one distribution.
         delta: probability with which the bound may fail.
         bound: a name, a reference or a record: of a posterior one by risk, variance, kl, n or beta, of a list also
-            "tandem", on its vote, else the table's default; of a predictor a hold-out bound, else `bounds.holdout_for`.
+            "tandem", on its vote, of one draw "one-draw", else the table's default; of a predictor a hold-out bound,
+            else `bounds.holdout_for`.
         beta: of bounds at a temperature, fixed before the rows are seen.
         sample: draws a predictor from a `torch.Generator`; a module without one draws whenever it is called.
-        kl: KL(model || prior) in nats, or a function of both that gives it.
+        kl: KL(model || prior) in nats, or a function of both that gives it; "one-draw" needs none.
+        log_ratio: of "one-draw" ln dQ/dP in nats, Q the posterior: a function of what `sample` gives, or a number where
+            the model is the one predictor that was drawn.
         weights: of the predictors of a list [J].
         draws: hypotheses that estimate the risk of a posterior that cannot be listed.
         draws_delta: share of delta that the estimate may fail with.
         tried: number of models among which these rows chose; None when nobody counted.
-        seed: of the draws.
+        seed: of the draws; "one-draw" is on sample(torch.Generator().manual_seed(seed)).
 
     Returns:
         The certificate; without the premises it says why it is none.
@@ -101,17 +107,21 @@ def certify_model(
         True
     """
     inputs, targets, chosen = _checked(rows, loss)
-    known = hypotheses_of(model, prior, sample, kl, weights, inputs, counts_errors(chosen))
+    known = hypotheses_of(model, prior, sample, kl, weights, inputs, counts_errors(chosen), log_ratio)
     y, keys = _indexed(targets, known.classes), _keys(inputs)
     repeats = _repeats(keys, targets)
     premises = Premises(_of_copies(source, repeats), independent, chosen, tried=tried)
     record = _bound_of(known, bound, chosen)
-    each = _weighed(known, draws, torch.Generator().manual_seed(int(seed)))
+    generator, ratio = torch.Generator().manual_seed(int(seed)), None
+    if "log_ratio" in record.needs and known.one is not None:
+        single, ratio = known.one(generator)
+        known = known._replace(draw=None, listed=[(1.0, single)])
+    each = _weighed(known, draws, generator)
     kind = _Kind(told=sample is not None or kl is not None, fixed=kl is None or sample is not None)
     made = _measured(_each_loss(each, inputs, keys, y, chosen, kind), repeats, chosen, known.draw is not None)
     if record.fixed:
         return _of_fixed(record, made, repeats, delta, premises)
-    numbers = {**made._asdict(), "kl": known.kl, "n": repeats.n.squeeze(0), "beta": beta}
+    numbers = {**made._asdict(), "kl": known.kl, "n": repeats.n.squeeze(0), "beta": beta, "log_ratio": ratio}
     estimate = None if known.draw is None else MonteCarlo(draws, draws_delta * delta, made.risks, made.variances)
     return record.certify(numbers, delta, premises, estimate)
 
@@ -158,10 +168,12 @@ def _measured(each: Iterator[tuple[float, Tensor]], repeats: Repeats, loss: Boun
 
 def _bound_of(known: Hypotheses, bound: str | Bound | None, loss: BoundedLoss) -> Bound:
     """Take the bound that was asked for, or that of the kind of model; refuse one of which a number is not known."""
-    fixed = known.listed is not None and len(known.listed) == 1
+    fixed, measured = known.listed is not None and len(known.listed) == 1, math.isfinite(known.kl)
     if bound is None:
-        return bounds.holdout_for(loss) if fixed else bounds.bound_named(DEFAULT)
-    record, own = bounds.bound_named(bound), _LISTED if known.listed is not None and not fixed else _MEASURED[fixed]
+        return bounds.holdout_for(loss) if fixed else bounds.bound_named(DEFAULT if measured else ONE_DRAW.name)
+    record = bounds.bound_named(bound)
+    own = {*(_LISTED if known.listed is not None and not fixed else _MEASURED[fixed])}
+    own = (own if measured else own - {"kl"}) | ({"log_ratio"} if known.one is not None and not fixed else set())
     unknown = [name for name in record.needs if name not in own]
     if record.fixed == fixed and not unknown:
         if "tandem_risk" in record.needs and not counts_errors(loss):
@@ -172,8 +184,11 @@ def _bound_of(known: Hypotheses, bound: str | Bound | None, loss: BoundedLoss) -
     if record.fixed != fixed:
         kinds = "a posterior", "one predictor that is fixed"
         what = f"the bound {record.name!r} is on {kinds[record.fixed]}, and the model is {kinds[fixed]}"
-    others = [name for name, each in bounds.BOUNDS.items() if each.fixed == fixed and {*own}.issuperset(each.needs)]
-    raise AssumptionError(what, hint=f"take one of {', '.join(others)}; others are functions of numbers, in `bounds`")
+    others = [name for name, each in bounds.BOUNDS.items() if each.fixed == fixed and own.issuperset(each.needs)]
+    hint = f"take one of {', '.join(others)}; others are functions of numbers, in `bounds`"
+    if record.fixed == fixed and "log_ratio" in unknown:
+        hint = f"sample=lambda generator: h, log_ratio=lambda h: ln q(h) - ln p(h); or {hint}"
+    raise AssumptionError(what, hint=hint)
 
 
 def _of_fixed(bound: Bound, made: _Measured, repeats: Repeats, delta: float, premises: Premises) -> Certificate:

@@ -1,0 +1,169 @@
+"""Pyro guides over programs: their draws, and their sites beside those of the prior."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from torch.distributions import Distribution, kl_divergence
+
+from pacbayes_fl.errors import AssumptionError
+
+_VALUES = 64  # of a discrete site that are tried
+
+
+def draws_of(guide: Any, inputs: Any) -> Iterator[Any]:
+    """Yield traces of a guide: some draws, and the first with other values at each discrete site, be they unlikely.
+
+    Args:
+        guide: of Pyro.
+        inputs: of the rows.
+
+    Yields:
+        Traces, the first from torch's seed 0.
+    """
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), pyro.validation_enabled(False):
+        for seed in range(3):
+            torch.manual_seed(seed)
+            drawn = poutine.trace(guide).get_trace(inputs)
+            yield drawn
+            discrete = [name for name, site in drawn.nodes.items() if not seed and _enumerable(site)]
+            for name in discrete:
+                for value in islice(drawn.nodes[name]["fn"].enumerate_support(), _VALUES):
+                    other = drawn.copy()
+                    other.nodes[name] = {**drawn.nodes[name], "value": value}
+                    yield poutine.trace(poutine.replay(guide, trace=other)).get_trace(inputs)
+
+
+def _enumerable(site: Any) -> bool:
+    return site["type"] == "sample" and not is_plate(site) and bool(site["fn"].has_enumerate_support)
+
+
+def kl_of(model: Any, inputs: Any, drawn: Any) -> float:
+    """Add the divergences of a guide's sites up, given the values of a trace.
+
+    Args:
+        model: the program, which is the prior.
+        inputs: of the rows.
+        drawn: a trace of the guide.
+
+    Returns:
+        The sum, in nats.
+
+    Raises:
+        AssumptionError: when a site is no density of independent numbers, or the program has none of its name.
+    """
+    total = 0.0
+    for name, q, p, _ in _sites(model, inputs, drawn):
+        try:
+            total += kl_divergence(q, p).sum().item()
+        except NotImplementedError as error:
+            raise AssumptionError(
+                f"the KL divergence of the site {name!r} is not known: {error}", hint="give kl"
+            ) from error
+    return total
+
+
+def log_ratio_of(model: Any, inputs: Any, drawn: Any) -> float:
+    """Add ln q(z) - ln p(z) of a guide's sites up, at the values z of a trace.
+
+    Args:
+        model: the program, which is the prior.
+        inputs: of the rows.
+        drawn: a trace of the guide.
+
+    Returns:
+        The sum, in nats.
+
+    Raises:
+        AssumptionError: as `kl_of`.
+    """
+    pairs = _sites(model, inputs, drawn)
+    return sum((q.log_prob(z).double().sum() - p.log_prob(z).double().sum()).item() for _, q, p, z in pairs)
+
+
+def _sites(model: Any, inputs: Any, drawn: Any) -> Iterator[tuple[str, Distribution, Distribution, Any]]:
+    """Yield name, distribution under guide and program, and value of every site of a trace of the guide."""
+    with torch.no_grad(), pyro.validation_enabled(False):
+        played = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(inputs)
+    if shared := [name for name, site in played.nodes.items() if site["type"] == "param" and name in drawn.nodes]:
+        what = f"guide and program share the parameter {shared[0]!r}: what fits one fits the other"
+        raise AssumptionError(what, hint="a number in the program, or a parameter of another name")
+    for name, site in drawn.nodes.items():
+        if site["type"] != "sample":
+            continue
+        if is_plate(site):
+            if site["fn"].subsample_size != site["fn"].size:
+                raise AssumptionError(f"the plate {name!r} of the guide is a part of its rows", hint="give kl")
+            continue
+        if name not in played.nodes:
+            if name.removesuffix("_unconstrained") in played.nodes:
+                continue  # counted under the name of the site that it is of
+            raise AssumptionError(f"the program has no site {name!r}, which the guide draws", hint="give sample and kl")
+        q, p = _site(drawn, name), played.nodes[name]["fn"]
+        kinds = {type(part).__name__ for one in (q, p) for part in _layers(one)}
+        if bad := kinds & {"Delta", "MaskedDistribution"}:
+            what = f"the site {name!r} is of kind {bad.pop()}, whose KL divergence is not that of a density"
+            raise AssumptionError(what, hint="a guide of independent sites such as AutoNormal; or give sample and kl")
+        yield name, q, p, site["value"]
+
+
+def _layers(distribution: Any) -> Iterator[Any]:
+    """Yield a distribution and those that it is made around, the innermost last."""
+    while distribution is not None:
+        yield distribution
+        distribution = getattr(distribution, "base_dist", None)
+
+
+def is_plate(site: Any) -> bool:
+    """Tell a plate from a site that is drawn.
+
+    Args:
+        site: of a trace.
+
+    Returns:
+        Whether it is one.
+    """
+    return type(site["fn"]).__name__ == "_Subsample"
+
+
+def _site(drawn: Any, name: str) -> Distribution:
+    """The distribution of a guide's site, also where an AutoNormal draws it beside and hands on the value."""
+    beside = drawn.nodes.get(f"{name}_unconstrained")
+    if beside is None:
+        result: Distribution = drawn.nodes[name]["fn"]
+        return result
+    if not torch.equal(beside["value"], drawn.nodes[name]["value"]):
+        raise AssumptionError(f"the site {name!r} is constrained, and its guide is not", hint="give sample and kl")
+    own: Distribution = beside["fn"]
+    return own
+
+
+def played(model: Any, drawn: Any, x: Any) -> Any:
+    """Give the distribution of the site that a program observes, with the latent sites as drawn.
+
+    Args:
+        model: the program.
+        drawn: a trace of the guide.
+        x: inputs.
+
+    Returns:
+        The distribution of the rows' targets.
+
+    Raises:
+        AssumptionError: when it observes no site or several.
+    """
+    with torch.no_grad():
+        trace = poutine.trace(poutine.replay(poutine.block(model, hide_types=["param"]), trace=drawn)).get_trace(x)
+    sites = [one for name, one in trace.nodes.items() if one["type"] == "sample" and name not in drawn.nodes]
+    sites = [
+        one for one in sites if not one["infer"].get("_deterministic") and type(one["fn"]).__name__ != "_Subsample"
+    ]
+    if len(sites) != 1:
+        raise AssumptionError(f"the program must observe one site given its inputs, found {len(sites)}")
+    *_, result = _layers(sites[0]["fn"])
+    return result
