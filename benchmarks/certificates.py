@@ -42,7 +42,10 @@ STUDIES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
 _REQUESTS: Mapping[str, fl.Request] = MappingProxyType(
     {"polynomial-10-folds": fl.Request(loss=bounds.SaturatingSquare(0.48), holdout=0.0)}  # .48: std of y over clients
 )
-METHODS = ("pfedbayes", "sfedbayes", "cfedbayes", "bpfed", "fedsi", "pbb", "fedavg-ft")
+METHODS = ("pfedbayes", "sfedbayes", "cfedbayes", "bpfed", "fedsi", "fedsi-fac", "fedpop", "pbb", "fedavg-ft")
+"""Of studies on images."""
+FUNCTIONS = (None, "pfedgp", "pac-pfl-bnn", "fedpop")
+"""Of the polynomial studies; None is the studies' own, pac-pfl."""
 
 
 def ran(study: str, method: str | None, seed: int, out: Path) -> tuple[Path, float]:
@@ -141,15 +144,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="where runs stand")
     parser.add_argument("--studies", nargs="+", default=list(STUDIES), choices=list(STUDIES))
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), help="of studies on images")
+    parser.add_argument("--methods", nargs="+", help="all of the kind of study when not given")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     print("| study | method | seed | n | before | bound | hold-out bound | test risk | KL | training, s | certify, s |")
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     for study in options.studies:
-        methods = [None] if study.startswith("polynomial") else options.methods
-        for method in methods:
+        for method in options.methods or (FUNCTIONS if study.startswith("polynomial") else METHODS):
             for seed in options.seeds:
                 print(line(study, method, seed, options.out), flush=True)
 

@@ -100,6 +100,67 @@ def _shares(rows: int, hypotheses: int, seed: int) -> Tensor:
     return torch.from_numpy(errors / rows)
 
 
+class Labellings(NamedTuple):
+    """The exact Gibbs posterior over all 2^n labellings of n rows, alike beforehand, at any labels: no draw is in it.
+
+    s = 1 / (1 + e^(beta / n)),  KL = n (ln 2 - h(s)),  ln Z = n ln((1 + e^(-beta / n)) / 2)
+
+    Each hypothesis labels every row that there is by the toss of a fair coin, so that the best of all of them fits any
+    n rows, and every predictor errs on a half of further ones. What fits has a divergence of ln 2 a row, which a bound
+    that leaves it out does not see, however loose it is at risks of a half.
+
+    Args:
+        error: chance s of a wrong label, by itself on each of the rows [].
+        rows: n.
+        beta: temperature.
+    """
+
+    error: Tensor
+    rows: int
+    beta: float
+
+    @property
+    def numbers(self) -> dict[str, object]:
+        """Numbers of the posterior, alike in all worlds."""
+        ratio = self.beta / self.rows
+        entropy = -(torch.xlogy(self.error, self.error) + torch.xlogy(1 - self.error, 1 - self.error))
+        log_z = self.rows * torch.tensor(math.log1p(math.exp(-ratio)) - math.log(2), dtype=torch.float64)
+        known = {
+            "risk": self.error,
+            "variance": self.error * (1 - self.error) * (1 - 1 / self.rows),
+            "kl": self.rows * (math.log(2) - entropy),
+            "log_z": log_z,
+            "tandem_risk": self.error.square(),
+        }
+        return {**{name: each.expand(WORLDS) for name, each in known.items()}, "n": self.rows, "beta": self.beta}
+
+    def drawn(self, generator: torch.Generator) -> dict[str, object]:
+        """Draw one hypothesis in every world: its share of errors and ln dQ/dP [W]."""
+        wrong = torch.full((WORLDS, self.rows), float(self.error), dtype=torch.float64).bernoulli(generator=generator)
+        k = wrong.sum(1)
+        logs = torch.xlogy(k, self.error) + torch.xlogy(self.rows - k, 1 - self.error)
+        return {"risk": k / self.rows, "log_ratio": logs + self.rows * math.log(2)}
+
+
+def labellings(rows: int, beta: float) -> Labellings:
+    """Weigh all labellings of rows.
+
+    Args:
+        rows: n.
+        beta: temperature, on the share of errors.
+
+    Returns:
+        The posterior.
+    """
+    return Labellings(torch.sigmoid(torch.tensor(-beta / rows, dtype=torch.float64)), rows, beta)
+
+
+def _every_labelling(rows: int) -> Iterator[Case]:
+    """One client, whose hypotheses are all labellings of its rows: nobody has learned who fits them."""
+    for beta in (8 * math.sqrt(rows), 20.0 * rows):
+        yield Case(f"all labellings, beta {beta:.3g}", labellings(rows, beta).numbers, _FINE, torch.tensor(0.5))
+
+
 def _fair_coins(seed: int) -> Iterator[Case]:
     """One client, whose hypotheses err by the toss of a fair coin; the posterior is the exact Gibbs posterior."""
     best = math.sqrt(8 * _ROWS * math.log(1 / DELTA))  # beta for one hypothesis
@@ -111,6 +172,7 @@ def _fair_coins(seed: int) -> Iterator[Case]:
             numbers["variance"] = (weights * risks * (1.0 - risks)).sum(1)
             what = f"{hypotheses} hypotheses, beta {beta:.3g}"
             yield Case(what, {**numbers, "n": _ROWS, "beta": beta}, _FINE, torch.tensor(0.5))
+    yield from _every_labelling(_ROWS)
 
 
 def _rare_losses(seed: int) -> Iterator[Case]:
@@ -127,6 +189,7 @@ def _rare_losses(seed: int) -> Iterator[Case]:
             more = {"kl": discrete_kl(weights), "log_z": log_z, "n": rows, "beta": beta}
             what = f"{rows} rows, chance {chance:g}, {hypotheses} hypotheses, beta {beta:.3g}"
             yield Case(what, numbers | more, _FINE, torch.tensor(chance + 0.1 / 3, dtype=torch.float64))
+    yield from _every_labelling(_ROWS)
 
 
 def _unbounded_losses(seed: int) -> Iterator[Case]:
@@ -162,6 +225,19 @@ def _chains(seed: int) -> Iterator[Case]:
         numbers |= {"gammas": torch.tensor([gamma]), "counts": torch.tensor([float(rows), rows / 2])}
         numbers["kls"] = torch.stack((discrete_kl(p), discrete_kl(q, p)), -1)
         yield Case(f"beta {before:.3g}, then {after:.3g}, gamma {gamma:g}", numbers, _FINE, torch.tensor(0.5))
+    yield _chain_of_labellings(generator, 2 * _ROWS)
+
+
+def _chain_of_labellings(generator: torch.Generator, rows: int) -> Case:
+    """From all labellings alike to those that fit every row; of the first, hypotheses err on a half of all rows."""
+    fits = labellings(rows, 20.0 * rows)
+    wrong = torch.full((WORLDS, rows // 2), 0.5, dtype=torch.float64).bernoulli(generator=generator).mean(1)
+    missed = fits.error.expand(WORLDS)
+    shares = torch.stack((1.0 - (1.0 - missed) * wrong, missed, missed * (1.0 - wrong)), -1).unsqueeze(1)
+    numbers = {"risk": torch.full((WORLDS,), 0.5, dtype=torch.float64), "shares": shares, "gammas": torch.ones(1)}
+    kl = torch.as_tensor(fits.numbers["kl"])
+    numbers |= {"counts": torch.tensor([float(rows), rows / 2]), "kls": torch.stack((torch.zeros_like(kl), kl), -1)}
+    return Case("all labellings, then those that fit", numbers, _FINE, torch.tensor(0.5))
 
 
 def _drawn_hypotheses(seed: int) -> Iterator[Case]:
@@ -178,6 +254,9 @@ def _drawn_hypotheses(seed: int) -> Iterator[Case]:
         numbers = {"risk": risks.gather(1, which).squeeze(1), "log_ratio": ratio, "n": rows}
         more = {"tandem_risk": share.square().mean(1).clamp_max(1.0), "kl": discrete_kl(weights)}
         yield Case(f"beta {beta:.3g}", numbers | more, _FINE, torch.tensor(0.5))
+    for beta in (4 * math.sqrt(rows), 20.0 * rows):
+        every = labellings(rows, beta)
+        yield Case(f"all labellings, beta {beta:.3g}", every.numbers | every.drawn(generator), _FINE, torch.tensor(0.5))
 
 
 def _fixed_predictor(seed: int) -> Iterator[Case]:
@@ -255,6 +334,10 @@ def _finite_federation(seed: int) -> Iterator[Case]:
             numbers = {"free_energy": average, "beta": temper / tossing, "m": torch.full((tossing,), 20), "lam": 10.0}
             what = f"{masses} point masses, a hyper-posterior at {temper:.3g}"
             yield Case(what, {**numbers, "kl": discrete_kl(weights)}, _FINE, torch.tensor(0.5))
+    every = labellings(_ROWS, 20.0 * _ROWS).numbers  # priors, a point mass on each labelling of all clients' rows
+    energy = torch.as_tensor(every["risk"]).unsqueeze(1).expand(-1, 10)
+    numbers = {"free_energy": energy, "beta": 8.0, "m": torch.full((10,), 20), "kl": every["kl"], "lam": 10.0}
+    yield Case("all labellings", numbers, _FINE, torch.tensor(0.5))
 
 
 def _new_clients(seed: int) -> Iterator[Case]:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from pacbayes_fl.bounds.client import CATONI
-from pacbayes_fl.bounds.coverage import DRAWN, WORLDS, TwoKinds, coverage
-from pacbayes_fl.bounds.divergence import gibbs_weights
+from pacbayes_fl.bounds.coverage import DRAWN, WORLDS, TwoKinds, coverage, labellings
+from pacbayes_fl.bounds.divergence import discrete_kl, gibbs_weights
 from pacbayes_fl.errors import AssumptionError
 
 
@@ -34,6 +34,31 @@ def test_a_client_with_two_kinds_of_rows_is_the_sum_over_its_rows() -> None:
     counts = world.counts(m)
     expected = torch.stack((counts.sum(), counts @ energy, counts @ risk))
     torch.testing.assert_close(totals, expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("beta", [0.5, 4.0, 60.0])
+def test_all_labellings_of_the_rows_are_their_sum(beta: float) -> None:
+    rows = 5
+    wrong = torch.tensor([*itertools.product((0.0, 1.0), repeat=rows)]).double()
+    weights, log_z = gibbs_weights(wrong.mean(1), beta)
+    share = weights @ wrong
+    expected = {
+        "risk": share.mean(),
+        "variance": weights @ (wrong.mean(1) * (1 - wrong.mean(1))),
+        "kl": discrete_kl(weights),
+        "log_z": log_z,
+        "tandem_risk": share.square().mean(),
+    }
+    every = labellings(rows, beta)
+    for name, value in expected.items():
+        got = every.numbers[name]
+        assert isinstance(got, torch.Tensor) and got.shape == (WORLDS,)
+        torch.testing.assert_close(got, value.expand(WORLDS), rtol=1e-9, atol=1e-15)
+    one = every.drawn(torch.Generator().manual_seed(0))
+    risk, ratio = (torch.as_tensor(one[name]) for name in ("risk", "log_ratio"))
+    at = (wrong.mean(1) - risk.unsqueeze(1)).abs().argmin(1)  # any with as many errors is as likely
+    torch.testing.assert_close(ratio, (2**rows * weights[at]).log(), rtol=1e-9, atol=1e-12)
+    assert risk.mean().item() == pytest.approx(share.mean().item(), abs=0.03)
 
 
 def test_a_bound_that_cannot_be_tested_in_its_world_says_what_the_world_has() -> None:

@@ -13,8 +13,10 @@ from torch import Tensor
 from pacbayes_fl.bounds import laws
 from pacbayes_fl.bounds.bound import Bound, World
 from pacbayes_fl.bounds.certificate import Certificate
-from pacbayes_fl.bounds.client import CATONI, SEEGER
+from pacbayes_fl.bounds.chain import RECURSIVE
+from pacbayes_fl.bounds.client import CATONI, PBB_LAMBDA, PBB_QUADRATIC, SEEGER
 from pacbayes_fl.bounds.coverage import DRAWN, Case
+from pacbayes_fl.bounds.further import ANYTIME, ONE_DRAW, TANDEM
 from pacbayes_fl.bounds.premises import Premises
 from pacbayes_fl.bounds.printed import THEOREM_4_2
 from pacbayes_fl.bounds.server import NEW_CLIENTS, SERVER
@@ -68,6 +70,12 @@ def tighter_at_pooled_rows(said: Premises) -> Premises:
     ("bound", "law"),
     [
         (altered(SEEGER, kl=lambda kl: 0 * kl), laws.covers),
+        (altered(PBB_QUADRATIC, kl=lambda kl: 0 * kl), laws.covers),
+        (altered(PBB_LAMBDA, kl=lambda kl: 0 * kl), laws.covers),
+        (altered(ANYTIME, kl=lambda kl: 0 * kl), laws.covers),
+        (altered(ONE_DRAW, log_ratio=lambda ratio: 0 * ratio), laws.covers),
+        (altered(TANDEM, kl=lambda kl: 0 * kl), laws.covers),
+        (altered(RECURSIVE, kls=lambda kls: 0 * kls), laws.covers),
         (altered(SERVER, kl=lambda kl: 0 * kl), laws.covers),
         (altered(SERVER, delta=lambda delta: 1 - 1e-12), laws.covers),
         (altered(NEW_CLIENTS, kl=lambda kl: 0 * kl), laws.covers),
