@@ -39,6 +39,7 @@ from pacbayes_fl.bounds.losses import (
     UnboundedLoss,
     ZeroOne,
 )
+from pacbayes_fl.bounds.normal_nll import NormalNLL
 from pacbayes_fl.bounds.objective import Objective, objective
 from pacbayes_fl.bounds.pac_pfl import (
     NotVacuous,
@@ -73,6 +74,7 @@ __all__ = [
     "ClippedSquare",
     "LossRange",
     "MonteCarlo",
+    "NormalNLL",
     "NotVacuous",
     "Objective",
     "Premises",

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.bounds.losses import LOSSES, BoundedLoss, ZeroOne
+from pacbayes_fl.bounds.normal_nll import UNBOUNDED
 from pacbayes_fl.errors import AssumptionError, ShapeError, shown
 
 Number = Tensor | float
@@ -137,7 +138,7 @@ def counts_errors(loss: object) -> bool:
 
 
 def of_library(loss: object) -> bool:
-    """Whether a loss is one of `LOSSES`, which keep what they say of themselves: a subclass may not.
+    """Whether a loss is one of `LOSSES` or `UNBOUNDED`, which keep what they say of themselves: a subclass may not.
 
     Args:
         loss: any.
@@ -145,7 +146,7 @@ def of_library(loss: object) -> bool:
     Returns:
         Whether it is.
     """
-    return type(loss) in LOSSES.values()
+    return type(loss) in (*LOSSES.values(), *UNBOUNDED.values())
 
 
 def row_by_row(loss: BoundedLoss, of_rows: Callable[..., Tensor], rows: Tensor, *given: Tensor) -> Tensor:

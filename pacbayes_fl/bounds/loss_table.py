@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 
 from pacbayes_fl.bounds.checks import of_library
 from pacbayes_fl.bounds.losses import LOSSES, PARTS, BoundedLoss, require_bounded
+from pacbayes_fl.bounds.normal_nll import UNBOUNDED
 from pacbayes_fl.errors import AssumptionError, shown
 from pacbayes_fl.plugins.references import anchored
 from pacbayes_fl.plugins.table import OpenTable
@@ -19,7 +20,12 @@ LossMaker = BoundedLoss | type[BoundedLoss]
 """A loss, or its class, whose arguments are its settings."""
 
 _UNBOUNDED = MappingProxyType(
-    {"nll": "clipped-nll", "nlpd": "saturating-square", "mse": "clipped-square", "square": "clipped-square"}
+    {
+        "nll": "use 'clipped-nll'",
+        "nlpd": "use 'saturating-square'; or normal-nll=STD, for --bound sub-gamma with a constant that you state",
+        "mse": "use 'clipped-square'",
+        "square": "use 'clipped-square'",
+    }
 )
 
 
@@ -69,16 +75,16 @@ def loss_named(name: str, **settings: float) -> BoundedLoss:
     """Look a loss up.
 
     Args:
-        name: a key of `LOSSES`, of an entry point of an installed package, or a reference such as "mine.py:MyLoss" to a
-            loss or its class.
+        name: a key of `LOSSES` or `UNBOUNDED`, of an entry point of an installed package, or a reference such as
+            "mine.py:MyLoss" to a loss or its class.
         **settings: arguments of the class, such as p_min.
 
     Returns:
         The loss.
 
     Raises:
-        AssumptionError: when the loss is unbounded or unknown, has no such setting, needs one that is not given, or,
-            where it is of one's own, does not say what a loss has to, or has a name of the library's.
+        AssumptionError: when the loss is one that no bound is for or unknown, has no such setting, needs one that is
+            not given, or, where it is of one's own, does not say what a loss has to, or has a name of the library's.
         StudyError: when a reference leads to no loss.
 
     Example:
@@ -97,7 +103,7 @@ def loss_named(name: str, **settings: float) -> BoundedLoss:
     if missing:
         raise AssumptionError(f"the loss {name!r} needs {', '.join(missing)}", hint=f"such as {name}=4")
     loss = cast(Any, kind)(**settings) if isinstance(kind, type) else kind
-    if name not in LOSSES:
+    if name not in LOSSES and name not in UNBOUNDED:
         check_parts(loss, name)
     return cast(BoundedLoss, loss)
 
@@ -134,11 +140,13 @@ def check_parts(loss: Any, said: str) -> None:
 def _found(name: str) -> LossMaker:
     if name in LOSSES:
         return cast(LossMaker, LOSSES[name])
+    if name in UNBOUNDED:
+        return cast(LossMaker, UNBOUNDED[name])
     if name in _UNBOUNDED:
-        raise AssumptionError(f"the loss {name!r} is unbounded: no bound holds", hint=f"use {_UNBOUNDED[name]!r}")
+        raise AssumptionError(f"the loss {name!r} is unbounded: no bound holds", hint=_UNBOUNDED[name])
     if name in OWN_LOSSES:
         return OWN_LOSSES[anchored(name, Path.cwd())]
-    known = [*LOSSES, *(own for own, _ in OWN_LOSSES.listing())]
+    known = [*LOSSES, *UNBOUNDED, *(own for own, _ in OWN_LOSSES.listing())]
     raise AssumptionError(f"loss must be one of {', '.join(known)}, got {name!r}")
 
 
@@ -162,4 +170,4 @@ def listing() -> list[tuple[str, str]]:
     Returns:
         Names, each with a line: of built-in ones what they are, of others the package that brings them.
     """
-    return [*((name, title_of(kind)) for name, kind in LOSSES.items()), *OWN_LOSSES.listing()]
+    return [*((name, title_of(kind)) for name, kind in {**LOSSES, **UNBOUNDED}.items()), *OWN_LOSSES.listing()]

@@ -228,7 +228,7 @@ def _certified(trained: Trained, name: str, group: BoundRows, job: _Job) -> Cert
         none = "no client has rows that count, and a posterior at a finite distance"
         return Certified(None, [], [none, *dict.fromkeys(left_out.values())], None, left_out)
     subset = measured.select(usable)
-    premises = Premises(group.prior, independent(trained.study), loss, tried=request.tried)
+    premises = Premises(group.prior, independent(trained.study), request.premised(loss), tried=request.tried)
     certificate = bound_clients(request, subset, premises, shared)
     average = None
     once = not bool(group.repeats.left_out.any()) and not group.repeats.shared
@@ -325,6 +325,7 @@ def bound_clients(request: Request, measured: Measured, premises: Premises, shar
     numbers = {"risk": measured.risk, "kl": measured.kl, "n": measured.n, "log_z": measured.log_z}
     numbers |= {"variance": measured.variance, "log_ratio": measured.log_ratio}
     numbers["beta"] = request.beta_for(measured.rows)
+    numbers |= request.stated(measured.risk)
     estimate = request.estimate(measured.draws, delta, measured.risks, measured.variances, measured.trials)
     return bound.certify(numbers, delta, premises, estimate)
 

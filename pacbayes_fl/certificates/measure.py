@@ -287,7 +287,7 @@ def _chosen(
 ) -> tuple[Tensor, dict[int, _Risk]]:
     """Positions [k] of the candidates with the smallest bounds, by a few draws, and risks that need none, by `id`."""
     pilot = replace(request, draws=min(PILOT, request.draws))
-    premises = Premises(subset.prior, True, loss, tried=request.tried)
+    premises = Premises(subset.prior, True, request.premised(loss), tried=request.tried)
     own_rows = subset.repeats.n, subset.rows.size
     n, every = (count.to(among[0].kl.device).clamp_min(1) for count in own_rows)
 
@@ -306,9 +306,14 @@ def _chosen(
             torch.cat(each) for each in zip(*((made.risk, made.variance) for made in of_each), strict=True)
         )
         kl = torch.cat([one.kl for one in ones]).nan_to_num(_FAR, _FAR)
-        known = {"risk": risk.nan_to_num(loss.high), "kl": kl, "log_ratio": kl}  # which is the mean of it
+        known = {
+            "risk": risk.nan_to_num(loss.high if request.ranged else _FAR),
+            "kl": kl,
+            "log_ratio": kl,
+        }  # which is the mean of it
         known |= {"variance": torch.minimum(variance, largest_variance(risk, loss)).nan_to_num(0.0)}
         known |= {"n": n.repeat(len(ones)), "beta": request.beta_for(every.double()).repeat(len(ones))}
+        known |= request.stated(risk)
         value = request.record.certify(known, request.delta * request.shares[0], premises).value
         return value.view(len(ones), -1)
 

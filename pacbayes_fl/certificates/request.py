@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, fields
 from numbers import Real
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl import bounds
-from pacbayes_fl.bounds import OWN_BOUNDS, Bound, BoundedLoss, MonteCarlo
+from pacbayes_fl.bounds import OWN_BOUNDS, Bound, BoundedLoss, MonteCarlo, UnboundedLoss
 from pacbayes_fl.bounds.checks import checked, of_library, whole
 from pacbayes_fl.bounds.loss_table import listing as listing
 from pacbayes_fl.bounds.loss_table import settings_of
@@ -23,6 +24,11 @@ from pacbayes_fl.plugins.references import reference
 Beta = float | Literal["rows", "root"]
 
 Which = Literal["best", "refined"]
+
+_LINE = (
+    "certify RUN --bound sub-gamma --loss normal-nll=STD --beta root --variance-factor S2 --scale 0, with S2 at least"
+    " E (|y| + 4)^4 / (4 STD^4) in the units of the targets: see `describe normal-nll`"
+)
 
 
 @dataclass(frozen=True)
@@ -43,11 +49,14 @@ class Request:
         posterior: "best": of each client the one with the smallest bound among that which its rows gave, its prior and
             some between, which bounds for all posteriors allow; "refined": that which its rows gave.
         holdout: share of delta of the hold-out bound on the predictor that was fixed before the rows, which is printed
-            beside each line; 0 leaves it out. Both numbers of a line then hold at once with probability 1 - delta.
+            beside each line; 0 leaves it out, as a loss without a range does. Both numbers of a line then hold at once
+            with probability 1 - delta.
         jointly: the lines of all clients, existing and new, hold at once: they share delta.
         tried: number of configurations compared on the rows of the bound; 1 for no choice.
         smooth: of bounds on a server: standard deviation of a Gaussian around every particle, which a hyper-prior
             without data can be compared with; None takes the particles for the hyper-prior themselves.
+        variance_factor: s^2 of "sub-gamma", which is stated and not estimated from rows, in squared units of the loss.
+        scale: c of "sub-gamma", stated too, in the unit of the loss.
 
     Example:
         >>> import torch, pacbayes_fl as fl
@@ -69,6 +78,8 @@ class Request:
     jointly: bool = False
     tried: int | None = 1
     smooth: float | None = None
+    variance_factor: float | None = None
+    scale: float | None = None
 
     def __post_init__(self) -> None:
         """Check the request."""
@@ -87,6 +98,7 @@ class Request:
         if not isinstance(self.jointly, bool):
             raise AssumptionError(f"jointly must be True or False, got {shown(self.jointly)}")
         self._check_numbers()
+        self._check_stated(bound)
         if bound.group is None:
             if self.smooth is not None:
                 raise AssumptionError(
@@ -98,6 +110,48 @@ class Request:
                     f"the bound {bound.name!r} {needs}", hint="--beta rows takes n, --beta root its root"
                 )
 
+    def _check_stated(self, bound: Bound) -> None:
+        """Check that constants are stated where the bound rests on them, and there alone."""
+        stated = {name: getattr(self, name) for name in ("variance_factor", "scale")}
+        if gaps := [name for name, value in stated.items() if value is None and name in bound.needs]:
+            what = (
+                f"the bound {bound.name!r} needs {' and '.join(gaps)}, which you state: no row of the bound can show it"
+            )
+            raise AssumptionError(what, hint=_LINE)
+        if idle := [name for name, value in stated.items() if value is not None and name not in bound.needs]:
+            raise AssumptionError(f"the bound {bound.name!r} has no use for {', '.join(idle)}", hint="of sub-gamma")
+        if not self.ranged and "variance_factor" not in bound.needs:
+            what = f"the loss {getattr(self.loss, 'name', '')!r} has no range, which the bound {bound.name!r} needs"
+            raise AssumptionError(what, hint=_LINE)
+
+    @property
+    def ranged(self) -> bool:
+        """Whether the loss has a range."""
+        return self.loss is None or not hasattr(self.loss, "high") or math.isfinite(self.loss.high)
+
+    def premised(self, loss: BoundedLoss) -> BoundedLoss:
+        """Give the loss that premises name: of one without a range its name alone.
+
+        Args:
+            loss: whose risk is bounded.
+
+        Returns:
+            The loss.
+        """
+        return loss if self.ranged else UnboundedLoss(loss.name)
+
+    def stated(self, like: Tensor) -> dict[str, Tensor]:
+        """Give the constants that were stated, to each client alike.
+
+        Args:
+            like: numbers of the clients [K].
+
+        Returns:
+            Each [K], by name; none where none was stated.
+        """
+        known = {name: getattr(self, name) for name in ("variance_factor", "scale")}
+        return {name: torch.full_like(like, float(value)) for name, value in known.items() if value is not None}
+
     def _check_numbers(self) -> None:
         """Check that numbers are numbers, each in its range."""
         whole("draws", _number("draws", self.draws))
@@ -108,11 +162,13 @@ class Request:
             whole("tried", _number("tried", self.tried))
         if not 0 <= _number("holdout", self.holdout) < 1:
             raise AssumptionError(f"holdout must be at least 0 and below 1, got {self.holdout:g}", hint="0 for none")
-        for name in ("beta", "smooth"):
+        for name in ("beta", "smooth", "variance_factor", "scale"):
             value = getattr(self, name)
             if (name == "beta" and value in ("rows", "root")) or value is None:
                 continue
-            checked(name, _number(name, value, ", 'rows' or 'root'" if name == "beta" else ""), 0.0, strict=True)
+            checked(
+                name, _number(name, value, ", 'rows' or 'root'" if name == "beta" else ""), 0.0, strict=name != "scale"
+            )
 
     @property
     def record(self) -> Bound:
@@ -122,7 +178,8 @@ class Request:
     @property
     def shares(self) -> tuple[float, float]:
         """What the bound and the hold-out bound beside it take of delta: they sum to 1."""
-        beside = 0.0 if self.record.fixed or self.record.group is not None else self.holdout
+        alone = self.record.fixed or self.record.group is not None or not self.ranged
+        beside = 0.0 if alone else self.holdout
         return 1.0 - beside, beside
 
     @property
@@ -142,7 +199,8 @@ class Request:
     @property
     def asked(self) -> str:
         """Name of the request in file names: the bound and its non-default settings."""
-        parts = {"beta": self.beta, "smooth": self.smooth, "loss": None if self.loss is None else self.loss.name}
+        parts = {"beta": self.beta, "smooth": self.smooth, "factor": self.variance_factor, "scale": self.scale}
+        parts |= {"loss": None if self.loss is None else self.loss.name}
         text = "-".join([self.record.name, *(f"{name}-{value}" for name, value in parts.items() if value is not None)])
         return re.sub(r"[^\w.]+", "-", text).strip("-")
 

@@ -30,6 +30,7 @@ def arguments(command: AddCommand) -> None:
         "pacbayes-fl certify runs/split",
         "pacbayes-fl certify runs/split --bound catoni --beta rows --delta 0.01 --jointly",
         "pacbayes-fl certify runs/split --bound one-draw --ship networks",
+        "pacbayes-fl certify runs/gp --bound sub-gamma --loss normal-nll=1 --beta root --variance-factor 9e3 --scale 0",
         "pacbayes-fl certify runs/old --retrain",
     )
     sub.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run with [report.certify] scheme")
@@ -57,6 +58,13 @@ def arguments(command: AddCommand) -> None:
     sub.add_argument(
         "--smooth", type=float, metavar="STD", help="of a server's bound: smooth the particles (default: not at all)"
     )
+    sub.add_argument(
+        "--variance-factor",
+        type=float,
+        metavar="S2",
+        help="of sub-gamma: stated, no row shows it (describe normal-nll)",
+    )
+    sub.add_argument("--scale", type=float, metavar="C", help="of sub-gamma, stated: 0 of a loss with a least value")
     sub.add_argument(
         "--jointly", action="store_true", help="the lines of all clients hold at once, with probability 1 - D"
     )
@@ -108,6 +116,8 @@ def act(options: argparse.Namespace) -> None:
         jointly=options.jointly,
         tried=options.tried,
         smooth=options.smooth,
+        variance_factor=options.variance_factor,
+        scale=options.scale,
     )
     folder = _retrained(options, request) if options.retrain else options.run
     trained = open_run(folder)

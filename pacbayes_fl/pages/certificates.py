@@ -110,8 +110,9 @@ def _figure(one: CertifiedRun, group: str, clients: Sequence[CertifiedClient]) -
     few = order[:_DRAWN]
     numbers = [(c.risk, c.bound, c.test_risk, c.trivial) for c in few]
     risk, bound, test, trivial = np.array(numbers, dtype=np.float64).T
-    top = max(one.high, float(np.nanmax(np.append(test, one.high))))
-    x = axis.linear(_risk(one), np.array([one.low, top, *risk[np.isfinite(risk)]]))
+    ranged = bool(np.isfinite(one.high))
+    top = one.high if ranged else float(np.nanmax(bound))  # a loss without a range has no trivial level
+    x = axis.linear(_risk(one), np.array([one.low, np.nanmax([*test, top]), *risk[np.isfinite(risk)]]))
     beyond = int((bound > x.high).sum())
     place = np.arange(len(few), dtype=np.float64)
     vacuous = np.array([is_vacuous(c.bound, one.high, c.trivial) for c in few])
@@ -120,7 +121,8 @@ def _figure(one: CertifiedRun, group: str, clients: Sequence[CertifiedClient]) -
     chart = Chart(f"Bounds, {group} clients", x, names, says, 720, 60 + max(16 * len(few), 30), names=True)
     cut = np.minimum(bound, x.high)
     chart.spans(place, np.fmin(risk, cut), cut, "faint", upright=False)
-    chart.rule(one.high, "faint", "trivial level: the largest loss", upright=True)
+    if ranged:
+        chart.rule(one.high, "faint", "trivial level: the largest loss", upright=True)
     chart.dots(trivial, place, "faint", "trivial bound, from as many rows")
     chart.dots(risk, place, "s1", "empirical risk")
     chart.dots(test, place, "s3", "test risk")

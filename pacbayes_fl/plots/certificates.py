@@ -89,14 +89,16 @@ def _rows(axis: Axes, table: CertifiedRun, clients: Sequence[CertifiedClient], g
     """Draw the marks and return how many clients have a test risk above their bound."""
     risk, bound, test = np.array([(c.risk, c.bound, c.test_risk) for c in clients], dtype=np.float64).T
     place = np.arange(len(clients), dtype=np.float64)
-    span = table.high - table.low
-    edge = table.high + 0.15 * span
+    ranged = bool(np.isfinite(table.high))
+    span = (table.high if ranged else float(np.nanmax(bound))) - table.low
+    edge = table.low + 1.15 * span
     beyond = bound > edge
     hollow = np.array([is_vacuous(c.bound, table.high, c.trivial) for c in clients]) & ~beyond
     above = test > bound
     left, right = np.fmin(np.fmin(risk, test), bound), np.fmax(np.fmax(risk, test), np.minimum(bound, edge))
     axis.hlines(place, left, right, colors=[RED if red else FAINT for red in above], linewidth=1.0, zorder=1.5)
-    axis.axvline(table.high, linestyle="--", color=INK, linewidth=1.0, label="trivial level")
+    if ranged:
+        axis.axvline(table.high, linestyle="--", color=INK, linewidth=1.0, label="trivial level")
     size = float(np.clip(0.6 * 72 * _TALLEST / len(clients), 2.0, 4.0))
 
     for x, which, marker, colour, full, label in (

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from pacbayes_fl import settings
 from pacbayes_fl.bounds import BOUNDS, LOSSES, OWN_BOUNDS, OWN_LOSSES, bound_named
 from pacbayes_fl.bounds.loss_table import settings_of, title_of
+from pacbayes_fl.bounds.normal_nll import UNBOUNDED
 from pacbayes_fl.data.partitions import PARTITIONS
 from pacbayes_fl.errors import StudyError, shown
 from pacbayes_fl.methods import METHODS, Recipe
@@ -27,6 +28,8 @@ from pacbayes_fl.study import plugins, sources
 from pacbayes_fl.study.models import KINDS, MODEL_KINDS, kinds_over
 from pacbayes_fl.study.parts import CertifyPart, DataPart
 from pacbayes_fl.study.places import PARTS
+
+_STATED: Final = " --variance-factor 9e3 --scale 0"
 
 _NUMBERS: Final = MappingProxyType(  # of examples
     {
@@ -134,7 +137,7 @@ def _families() -> tuple[tuple[tuple[str, ...], Callable[[str], Description]], .
     return (
         (tuple(METHODS), _method),
         (tuple(BOUNDS), _bound),
-        (tuple(LOSSES), _loss),
+        ((*LOSSES, *UNBOUNDED), _loss),
         (tuple(METRICS), _metric),
         ((*sources.every(), sources.FOLDER), _source),
         (tuple(KINDS), _model),
@@ -239,12 +242,14 @@ def _bound(name: str) -> Description:
         examples = [f"python -c \"from pacbayes_fl import bounds; help(bounds.BOUNDS['{name}'].function)\""]
     if bound.certifiable:
         beta = " --beta rows" if "beta" in bound.needs else ""
+        beta += f" --loss normal-nll=0.5{_STATED}" if "variance_factor" in bound.needs else ""
         examples += [f"pacbayes-fl certify runs/split --bound {name}{beta}"]
     return Description("bound", name, bound.summary, facts, (), tuple(examples))
 
 
 def _loss(name: str) -> Description:
-    loss: Any = LOSSES[name] if name in LOSSES else OWN_LOSSES[name]
+    known = {**LOSSES, **UNBOUNDED}
+    loss: Any = known[name] if name in known else OWN_LOSSES[name]
     settings = settings_of(name)
     numbers = hasattr(loss, "expected")
     needed = [key for key, default in settings.items() if default is inspect.Parameter.empty]
@@ -255,6 +260,8 @@ def _loss(name: str) -> Description:
     if isinstance(loss.convex, bool):  # of a class it may wait for the object
         facts.append(("convex", "in the prediction" if loss.convex else "not known to be"))
     example = f"pacbayes-fl certify runs/split --loss {name}{'=4' if needed else ''}"
+    if name in UNBOUNDED:
+        example = f"pacbayes-fl certify runs/split --bound sub-gamma --loss {name}=0.5 --beta root{_STATED}"
     return Description("loss", name, title_of(loss), tuple(facts), (), (example,))
 
 

@@ -13,13 +13,16 @@ from torch import Tensor
 
 from pacbayes_fl.bounds.loss_table import OWN_LOSSES, check_parts, listing, loss_named, settings_of, title_of
 from pacbayes_fl.bounds.losses import LOSSES, SaturatingSquare, ZeroOne
+from pacbayes_fl.bounds.normal_nll import UNBOUNDED
 from pacbayes_fl.errors import AssumptionError, StudyError
 from tests.user_objects import LOSS, write
 
 
 @pytest.mark.parametrize("name", ["nll", "nlpd", "mse", "square"])
 def test_unbounded_losses_are_refused_with_what_to_use(name: str) -> None:
-    with pytest.raises(AssumptionError, match=r"unbounded: no bound holds \(use '(clipped|saturating)-"):
+    with pytest.raises(
+        AssumptionError, match=r"unbounded: no bound holds \(use '(clipped|saturating)-[a-z]+'(\)$|; or normal-nll=STD)"
+    ):
         loss_named(name)
 
 
@@ -108,5 +111,5 @@ def test_whole_losses_pass_and_those_of_the_library_are_themselves() -> None:
 
 
 def test_losses_are_listed_with_a_line() -> None:
-    assert [name for name, _ in listing()] == [*LOSSES, *(name for name, _ in OWN_LOSSES.listing())]
+    assert [name for name, _ in listing()] == [*LOSSES, *UNBOUNDED, *(name for name, _ in OWN_LOSSES.listing())]
     assert dict(listing())["0-1"] == "1 where the most probable class is not the label, else 0."

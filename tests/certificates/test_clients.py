@@ -27,7 +27,7 @@ from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.privacy.charges import Charge
 from pacbayes_fl.privacy.guarantees import replacement
 from pacbayes_fl.privacy.mechanisms import Cohorts
-from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun, tables_of
+from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun, load, tables_of
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.foreseen import UNDECLARED
 from pacbayes_fl.study.predict import predict
@@ -609,3 +609,27 @@ def test_where_one_network_serves_many_rows_draws_look_at_a_part_of_them_each(
     assert len({tuple(one) for one in parts.terms["mc_risks"].tolist()}) == 4
     torch.testing.assert_close(parts.terms["risk"], whole.terms["risk"], rtol=0, atol=0.03)
     torch.testing.assert_close(parts.value, whole.value, rtol=0, atol=0.04)
+
+
+def test_a_gaussian_process_s_density_is_certified_under_a_stated_constant(opened: Opened, tmp_path: Path) -> None:
+    trained = opened(SPLIT)
+    loss, factor = bounds.NormalNLL(0.6, 3.0), 4000.0
+    asked = Request("sub-gamma", loss=loss, beta=0.05, posterior="refined", variance_factor=factor, scale=0.0)
+    table, square = certify(trained, asked), certify(trained, Request(posterior="refined", holdout=0.0))
+    assert table.reasons["existing"] == [] and table.low == loss.low and math.isinf(table.high) and not table.holdout
+    for line, same in zip(table.clients, square.clients, strict=True):
+        assert (line.kl, line.rows) == (same.kl, same.rows) and math.isnan(line.holdout_bound)
+        more = (line.kl + math.log(1 / 0.05)) / 0.05 + 0.05 * factor / (2 * line.rows)
+        assert line.bound == pytest.approx(line.risk + more, rel=1e-9) and line.risk > loss.low
+    again = load(table.save(tmp_path))
+    assert str(again.clients) == str(table.clients) and math.isinf(again.high)
+    checked([again])
+    best = certify(trained, replace(asked, posterior="best"))
+    assert all(one.bound <= line.bound + 1e-9 for one, line in zip(best.clients, table.clients, strict=True))
+    assert {line.share for line in best.clients} - {1.0}
+
+
+def test_networks_have_no_density_under_a_stated_constant_that_draws_estimate(opened: Opened) -> None:
+    asked = Request("sub-gamma", loss=bounds.NormalNLL(0.6), beta=5.0, variance_factor=1e4, scale=0.0)
+    with pytest.raises(AssumptionError, match="'sub-gamma' has no use for draws"):
+        certify(opened(SPLIT, *quick("pfedbayes")), asked)

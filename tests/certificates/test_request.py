@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pacbayes_fl import bounds
-from pacbayes_fl.bounds import ClippedNLL, ClippedSquare, SaturatingSquare, ZeroOne
+from pacbayes_fl.bounds import ClippedNLL, ClippedSquare, NormalNLL, SaturatingSquare, ZeroOne
 from pacbayes_fl.certificates.request import Request, beta_of, loss_of
 from pacbayes_fl.errors import AssumptionError, StudyError
 from tests.user_objects import LOSS, write
@@ -25,6 +25,24 @@ from tests.user_objects import LOSS, write
         ("gibbs", {}, "needs a beta"),
         ("seeger", {"beta": "rows"}, "has no beta"),
         ("seeger", {"smooth": 0.1}, "no use for smooth"),
+        (
+            "sub-gamma",
+            {"beta": 1.0},
+            r"needs variance_factor and scale, which you state: .*\(certify RUN --bound sub-gamma",
+        ),
+        ("sub-gamma", {"beta": 1.0, "scale": 0.0}, r"'sub-gamma' needs variance_factor, which .*--loss normal-nll=STD"),
+        ("sub-gamma", {"variance_factor": 1.0, "scale": 0.0}, "needs a beta that was fixed before"),
+        (
+            "sub-gamma",
+            {"beta": 1.0, "variance_factor": 0.0, "scale": 0.0},
+            "variance_factor must be .*above 0|> 0|positive",
+        ),
+        ("seeger", {"scale": 0.0}, "'seeger' has no use for scale"),
+        (
+            "seeger",
+            {"loss": NormalNLL(0.5)},
+            r"has no range, which the bound 'seeger' needs \(certify RUN --bound sub-g",
+        ),
         ("seeger", {"draws": 0}, "draws must be at least 1"),
         ("seeger", {"draws_delta": 1.0}, "strictly between 0 and 1"),
     ],
@@ -32,6 +50,18 @@ from tests.user_objects import LOSS, write
 def test_what_cannot_be_certified_is_refused(bound: str, more: dict[str, object], words: str) -> None:
     with pytest.raises(AssumptionError, match=words):
         Request(bound, **more)  # type: ignore[arg-type]
+
+
+def test_a_loss_without_a_range_has_no_hold_out_bound_and_constants_name_the_file() -> None:
+    asked = Request("sub-gamma", loss=NormalNLL(0.5), beta="root", variance_factor=9e3, scale=0.0)
+    assert asked.shares == (1.0, 0.0) and not asked.ranged and asked.premised(NormalNLL(0.5)).high == float("inf")
+    assert asked.asked.startswith("sub-gamma-beta-root-factor-9000") and "scale-0" in asked.asked
+    assert {name: each.tolist() for name, each in asked.stated(torch.zeros(2)).items()} == {
+        "variance_factor": [9e3, 9e3],
+        "scale": [0.0, 0.0],
+    }
+    plain = Request("sub-gamma", beta="root", variance_factor=0.25, scale=0.0)
+    assert plain.shares == (0.5, 0.5) and plain.ranged and Request().stated(torch.zeros(2)) == {}
 
 
 @pytest.mark.parametrize("tried", [0, -5])
