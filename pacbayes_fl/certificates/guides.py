@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
 import pyro
 import torch
 from pyro import poutine
+from pyro.poutine.trace_struct import Trace
+from torch import Tensor
 from torch.distributions import Distribution, kl_divergence
 
 from pacbayes_fl.errors import AssumptionError
 
+Program = Callable[..., object]
+"""Draws sites, given inputs: a guide, or what a guide is measured against."""
+
 _VALUES = 64  # of a discrete site that are tried
 
 
-def draws_of(guide: Any, inputs: Any) -> Iterator[Any]:
+def draws_of(guide: Program, inputs: object) -> Iterator[Trace]:
     """Yield traces of a guide: some draws, and the first with other values at each discrete site, be they unlikely.
 
     Args:
@@ -39,11 +44,11 @@ def draws_of(guide: Any, inputs: Any) -> Iterator[Any]:
                     yield poutine.trace(poutine.replay(guide, trace=other)).get_trace(inputs)
 
 
-def _enumerable(site: Any) -> bool:
+def _enumerable(site: Mapping[str, Any]) -> bool:
     return site["type"] == "sample" and not is_plate(site) and bool(site["fn"].has_enumerate_support)
 
 
-def kl_of(model: Any, inputs: Any, drawn: Any) -> float:
+def kl_of(model: Program, inputs: object, drawn: Trace) -> float:
     """Add the divergences of a guide's sites up, given the values of a trace.
 
     Args:
@@ -68,7 +73,7 @@ def kl_of(model: Any, inputs: Any, drawn: Any) -> float:
     return total
 
 
-def log_ratio_of(model: Any, inputs: Any, drawn: Any) -> float:
+def log_ratio_of(model: Program, inputs: object, drawn: Trace) -> float:
     """Add ln q(z) - ln p(z) of a guide's sites up, at the values z of a trace.
 
     Args:
@@ -86,7 +91,7 @@ def log_ratio_of(model: Any, inputs: Any, drawn: Any) -> float:
     return sum((q.log_prob(z).double().sum() - p.log_prob(z).double().sum()).item() for _, q, p, z in pairs)
 
 
-def _sites(model: Any, inputs: Any, drawn: Any) -> Iterator[tuple[str, Distribution, Distribution, Any]]:
+def _sites(model: Program, inputs: object, drawn: Trace) -> Iterator[tuple[str, Distribution, Distribution, Tensor]]:
     """Yield name, distribution under guide and program, and value of every site of a trace of the guide."""
     with torch.no_grad(), pyro.validation_enabled(False):
         played = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(inputs)
@@ -119,7 +124,7 @@ def _layers(distribution: Any) -> Iterator[Any]:
         distribution = getattr(distribution, "base_dist", None)
 
 
-def is_plate(site: Any) -> bool:
+def is_plate(site: Mapping[str, Any]) -> bool:
     """Tell a plate from a site that is drawn.
 
     Args:
@@ -131,7 +136,7 @@ def is_plate(site: Any) -> bool:
     return type(site["fn"]).__name__ == "_Subsample"
 
 
-def _site(drawn: Any, name: str) -> Distribution:
+def _site(drawn: Trace, name: str) -> Distribution:
     """The distribution of a guide's site, also where an AutoNormal draws it beside and hands on the value."""
     beside = drawn.nodes.get(f"{name}_unconstrained")
     if beside is None:
@@ -143,7 +148,7 @@ def _site(drawn: Any, name: str) -> Distribution:
     return own
 
 
-def played(model: Any, drawn: Any, x: Any) -> Any:
+def played(model: Program, drawn: Trace, x: object) -> Distribution:
     """Give the distribution of the site that a program observes, with the latent sites as drawn.
 
     Args:
@@ -165,5 +170,6 @@ def played(model: Any, drawn: Any, x: Any) -> Any:
     ]
     if len(sites) != 1:
         raise AssumptionError(f"the program must observe one site given its inputs, found {len(sites)}")
-    *_, result = _layers(sites[0]["fn"])
+    *_, innermost = _layers(sites[0]["fn"])
+    result: Distribution = innermost
     return result

@@ -29,6 +29,10 @@ Predict = Callable[[Any], Any]
 """Turns inputs into scores or log probabilities [n, C], labels [n], real predictions [n], or a torch distribution."""
 
 
+Drawing = Callable[[torch.Generator], tuple[Predict, float]]
+"""Draws a predictor with a generator, and gives ln dQ/dP there, in nats."""
+
+
 class Hypotheses(NamedTuple):
     """A distribution over predictors, or a single one.
 
@@ -44,7 +48,7 @@ class Hypotheses(NamedTuple):
     listed: Sequence[tuple[float, Predict]] | None
     kl: float
     classes: Any = None
-    one: Callable[[torch.Generator], tuple[Predict, float]] | None = None
+    one: Drawing | None = None
 
 
 def hypotheses_of(

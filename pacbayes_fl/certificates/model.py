@@ -76,9 +76,8 @@ def certify_model(
         source: where the prior, or a predictor, came from, as seen from these rows: see `bounds.Provenance`.
         independent: declares that the rows are independent draws of one distribution.
         delta: probability with which the bound may fail.
-        bound: a name, a reference or a record: of a posterior one by risk, variance, kl, n or beta, of a list also
-            "tandem", on its vote, of one draw "one-draw", else the table's default; of a predictor a hold-out bound,
-            else `bounds.holdout_for`.
+        bound: a name, a reference or a record: of a posterior one by risk, variance, kl, n or beta, or "one-draw", of a
+            list also "tandem", else the table's default; of a predictor a hold-out bound, else `bounds.holdout_for`.
         beta: of bounds at a temperature, fixed before the rows are seen.
         sample: draws a predictor from a `torch.Generator`; a module without one draws whenever it is called.
         kl: KL(model || prior) in nats, or a function of both that gives it; "one-draw" needs none.
@@ -108,22 +107,37 @@ def certify_model(
     """
     inputs, targets, chosen = _checked(rows, loss)
     known = hypotheses_of(model, prior, sample, kl, weights, inputs, counts_errors(chosen), log_ratio)
-    y, keys = _indexed(targets, known.classes), _keys(inputs)
-    repeats = _repeats(keys, targets)
+    y, repeats = _indexed(targets, known.classes), _repeats(keys := _keys(inputs), targets)
     premises = Premises(_of_copies(source, repeats), independent, chosen, tried=tried)
-    record = _bound_of(known, bound, chosen)
-    generator, ratio = torch.Generator().manual_seed(int(seed)), None
-    if "log_ratio" in record.needs and known.one is not None:
-        single, ratio = known.one(generator)
-        known = known._replace(draw=None, listed=[(1.0, single)])
-    each = _weighed(known, draws, generator)
+    record, generator = _bound_of(known, bound, chosen), torch.Generator().manual_seed(int(seed))
+    known, ratio = _drawn_once(known, generator) if "log_ratio" in record.needs else (known, None)
     kind = _Kind(told=sample is not None or kl is not None, fixed=kl is None or sample is not None)
-    made = _measured(_each_loss(each, inputs, keys, y, chosen, kind), repeats, chosen, known.draw is not None)
-    if record.fixed:
-        return _of_fixed(record, made, repeats, delta, premises)
-    numbers = {**made._asdict(), "kl": known.kl, "n": repeats.n.squeeze(0), "beta": beta, "log_ratio": ratio}
+    each = _each_loss(_weighed(known, draws, generator), inputs, keys, y, chosen, kind)
+    made = _measured(each, repeats, chosen, known.draw is not None)
     estimate = None if known.draw is None else MonteCarlo(draws, draws_delta * delta, made.risks, made.variances)
-    return record.certify(numbers, delta, premises, estimate)
+    return _bounded(record, made, repeats, (known.kl, beta, ratio), (delta, premises, estimate))
+
+
+def _bounded(
+    record: Bound,
+    made: _Measured,
+    repeats: Repeats,
+    known: tuple[float, float | None, float | None],
+    rest: tuple[float, Premises, MonteCarlo | None],
+) -> Certificate:
+    """Apply the bound to what was measured and to KL, beta and log ratio; `rest` is delta, premises and estimate."""
+    if record.fixed:
+        return _of_fixed(record, made, repeats, *rest[:2])
+    numbers = dict(zip(("kl", "beta", "log_ratio"), known, strict=True))
+    return record.certify({**made._asdict(), "n": repeats.n.squeeze(0), **numbers}, *rest)
+
+
+def _drawn_once(known: Hypotheses, generator: torch.Generator) -> tuple[Hypotheses, float | None]:
+    """Draw the one predictor of a bound on one draw, which is then all that is listed, and ln dQ/dP there."""
+    if known.one is None:
+        return known, None
+    single, ratio = known.one(generator)
+    return known._replace(draw=None, listed=[(1.0, single)]), ratio
 
 
 class _Measured(NamedTuple):

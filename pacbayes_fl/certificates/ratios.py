@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ _SELDOM = 1e-6
 """Chance of the sum of logarithms that is refused."""
 
 
-def number_of(said: Any) -> float:
+def number_of(said: object) -> float:
     """Take ln dQ/dP at a draw, as somebody has given it.
 
     Args:
@@ -34,7 +34,7 @@ def number_of(said: Any) -> float:
     plain = said.detach() if isinstance(said, Tensor) else said
     truth = isinstance(plain, bool | np.bool_) or (isinstance(plain, Tensor) and plain.dtype == torch.bool)
     try:
-        value = math.nan if truth else float(plain)
+        value = math.nan if truth else float(cast(float, plain))
     except (TypeError, ValueError, RuntimeError):
         value = math.nan
     if not math.isfinite(value):
@@ -44,7 +44,7 @@ def number_of(said: Any) -> float:
     return value
 
 
-def require_likely(sample: Callable[[torch.Generator], Any], log_ratio: Callable[[Any], Any]) -> None:
+def require_likely(sample: Callable[[torch.Generator], object], log_ratio: Callable[[object], object]) -> None:
     """Refuse a function that is no logarithm of dQ/dP, by draws that no row is shown to.
 
     E_Q exp(-ln dQ/dP) <= 1, so that by Markov's inequality P[sum of M independent ones <= ln c] <= c
@@ -58,8 +58,8 @@ def require_likely(sample: Callable[[torch.Generator], Any], log_ratio: Callable
     Raises:
         AssumptionError: when one of a million right functions, or fewer, would have so small a sum.
     """
-    others = torch.Generator().manual_seed(_TRIED)
-    total = sum(number_of(log_ratio(sample(others))) for _ in range(_TRIED))
+    generator = torch.Generator().manual_seed(_TRIED)
+    total = sum(number_of(log_ratio(sample(generator))) for _ in range(_TRIED))
     if total <= math.log(_SELDOM):
         what = f"log_ratio must be ln dQ/dP, whose mean over draws of Q is KL(Q || P) >= 0, got {total / _TRIED:.3g}"
         hint = "log density of the posterior less that of the prior, at what sample gives"

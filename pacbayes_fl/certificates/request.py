@@ -199,8 +199,9 @@ class Request:
     @property
     def asked(self) -> str:
         """Name of the request in file names: the bound and its non-default settings."""
-        parts = {"beta": self.beta, "smooth": self.smooth, "factor": self.variance_factor, "scale": self.scale}
-        parts |= {"loss": None if self.loss is None else self.loss.name}
+        loss = None if self.loss is None else self.loss.name
+        constants = {"factor": self.variance_factor, "scale": self.scale}
+        parts = {"beta": self.beta, "smooth": self.smooth, **constants, "loss": loss}
         text = "-".join([self.record.name, *(f"{name}-{value}" for name, value in parts.items() if value is not None)])
         return re.sub(r"[^\w.]+", "-", text).strip("-")
 
