@@ -44,11 +44,9 @@ _REQUESTS: Mapping[str, fl.Request] = MappingProxyType(
 )
 METHODS = ("pfedbayes", "sfedbayes", "cfedbayes", "bpfed", "fedsi", "fedsi-fac", "fedpop", "pbb", "fedavg-ft")
 """Of studies on images."""
-FUNCTIONS = (None, "pfedgp", "pac-pfl-bnn", "fedpop")
-"""Of the polynomial studies; None is the studies' own, pac-pfl."""
 
 
-def ran(study: str, method: str | None, seed: int, out: Path) -> tuple[Path, float]:
+def ran(study: str, method: str | None, seed: int, out: Path, more: Sequence[str] = ()) -> tuple[Path, float]:
     """Train a run, unless it stands there.
 
     Args:
@@ -56,6 +54,7 @@ def ran(study: str, method: str | None, seed: int, out: Path) -> tuple[Path, flo
         method: its name; that of the study when None.
         seed: of the run.
         out: where runs stand.
+        more: further settings, which another `out` is for.
 
     Returns:
         Its folder, and the CPU seconds of its training; NaN where it stood there.
@@ -66,7 +65,7 @@ def ran(study: str, method: str | None, seed: int, out: Path) -> tuple[Path, flo
         return folder, float("nan")
     chosen = () if method is None else (f"method.name={method}",)
     begun = time.process_time()
-    fl.run(fl.Study.from_toml(file, [*SPLIT, *sets, *chosen, f"seed={seed}"]), folder)
+    fl.run(fl.Study.from_toml(file, [*SPLIT, *sets, *chosen, *more, f"seed={seed}"]), folder)
     return folder, time.process_time() - begun
 
 
@@ -89,7 +88,7 @@ def before(table: CertifiedRun) -> list[float]:
     return values
 
 
-def line(study: str, method: str | None, seed: int, out: Path) -> str:
+def line(study: str, method: str | None, seed: int, out: Path, more: Sequence[str] = ()) -> str:
     """Certify a run in both ways.
 
     Args:
@@ -97,11 +96,12 @@ def line(study: str, method: str | None, seed: int, out: Path) -> str:
         method: its name; that of the study when None.
         seed: of the run.
         out: where runs stand.
+        more: as `ran`.
 
     Returns:
         A row of the table, in Markdown.
     """
-    folder, trained_in = ran(study, method, seed, out)
+    folder, trained_in = ran(study, method, seed, out, more)
     trained = fl.open_run(folder)
     begun = time.process_time()
     posterior = type(trained.method).refine is not fl.Method.refine
@@ -144,16 +144,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="where runs stand")
     parser.add_argument("--studies", nargs="+", default=list(STUDIES), choices=list(STUDIES))
-    parser.add_argument("--methods", nargs="+", help="all of the kind of study when not given")
+    parser.add_argument("--methods", nargs="+", help="those of METHODS, of polynomial studies their own")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="further settings of the runs")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     print("| study | method | seed | n | before | bound | hold-out bound | test risk | KL | training, s | certify, s |")
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     for study in options.studies:
-        for method in options.methods or (FUNCTIONS if study.startswith("polynomial") else METHODS):
+        own = (None,) if study.startswith("polynomial") else METHODS
+        for method in options.methods or own:
             for seed in options.seeds:
-                print(line(study, method, seed, options.out), flush=True)
+                print(line(study, method, seed, options.out, options.set), flush=True)
 
 
 if __name__ == "__main__":
