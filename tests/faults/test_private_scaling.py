@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from pacbayes_fl import tensors
 from pacbayes_fl.errors import CheckpointError, PrivacyError, StudyError
+from pacbayes_fl.privacy import mechanisms
 from pacbayes_fl.privacy.accounting import Budget
 from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.study import check, release, residuals, run, scaling
@@ -16,6 +19,7 @@ from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.folder import RunFolder
 from pacbayes_fl.study.predict import Prediction, join, predict
+from pacbayes_fl.tensors import AnyTree
 from tests.tiny import assert_same_results, on_csv, rows, write_csv
 
 RANGES = ("data.ranges.lag_1=[-4, 4]", "data.ranges.wind=[-4, 4]", "data.ranges.y=[-8, 8]")
@@ -135,3 +139,59 @@ def test_other_ranges_do_not_go_on_with_moments_that_were_paid_for(
     with pytest.raises(CheckpointError, match=r"data\.ranges\.y"):
         run.run(other, tmp_path / "run", resume=True)
     assert paid(tmp_path / "run") == [scaling.MESSAGE]
+
+
+def nothing_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every release one of noise alone, whatever clients send."""
+    real = mechanisms.noisy_mean
+
+    def silent(clipped: AnyTree, *given: Any, **named: Any) -> AnyTree:
+        return real(tensors.tree_map(torch.zeros_like, clipped), *given, **named)
+
+    monkeypatch.setattr(mechanisms, "noisy_mean", silent)
+
+
+@pytest.mark.law
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ("data.scale=client", "report.intervals=conformal"),
+        ("data.scale=shrunk", "data.transform=yeo-johnson", "model.residuals=mixture", "privacy.clip_quantile=0.5"),
+        ("data.scale=pooled", "data.transform=logit", "data.lower_bound=-9", "data.upper_bound=9"),
+        ("data.scale=pooled", "data.client_inputs=summaries", "model.noise_widths=[3]", "report.intervals=conformal"),
+        ("data.scale=shrunk", "data.upper_bound=8", "model.likelihood=student-t", "model.networks=false"),
+        (*KINDS["summaries"], "method.particles=1", "privacy.mechanism=exponential", "privacy.delta=0"),
+        ("data.scale=shrunk", "data.client_inputs=summaries", "method.name=pfedbayes", "method.zeta=0.1"),
+    ],
+    ids=str,
+)
+def test_rows_reach_what_is_published_by_releases_that_were_paid_for_and_by_no_other_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sets: tuple[str, ...]
+) -> None:
+    """Two federations that share a number of clients and nothing else publish the same bytes, once nothing is sent."""
+    tables = [
+        [
+            row | {"y": factor * math.sin(row["y"]), "lag_1": row["lag_1"] / 40, "wind": -row["wind"] / 60}
+            for row in known
+        ]
+        for factor, known in ((1.0, rows(0)), (7.0, rows(9, sizes=(14, 7, 10, 19))))
+    ]
+
+    def published(where: Path) -> list[dict[str, bytes]]:
+        folders = []
+        for at, table in enumerate(tables):
+            folder = where / str(at)
+            folder.mkdir(parents=True)
+            one = on_csv(
+                write_csv(folder / "rows.csv", table), *BUDGET, *RANGES, "privacy.randomness=simulation", *sets
+            )
+            run.run(one, folder / "run")
+            release.release(folder / "run", folder / "out")
+            folders.append({path.name: path.read_bytes() for path in (folder / "out").iterdir()})
+        return folders
+
+    mine, theirs = published(tmp_path / "told")
+    assert mine != theirs
+    nothing_sent(monkeypatch)
+    mine, theirs = published(tmp_path / "silent")
+    assert mine == theirs
