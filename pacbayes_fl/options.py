@@ -30,6 +30,7 @@ from typing import (
     overload,
 )
 
+from pacbayes_fl import settings
 from pacbayes_fl.errors import PacBayesFLError, StudyError, shown
 
 Value = TypeVar("Value")
@@ -404,17 +405,16 @@ def check(part: Any, where: str = "", error: type[PacBayesFLError] = StudyError)
     Raises:
         PacBayesFLError: of the class `error`, naming the first option that is not, its range and what came.
     """
-    place = f"{where} " if where else ""
     for name, facts, texts in _BOUNDED[type(part)]:
-        value = getattr(part, name)
-        numbers = value if isinstance(value, tuple | list) else (value,)
-        if not all(facts.range.holds(number) for number in numbers if _is_number(number)):
-            what = f"{place}{name} must be {facts.range}, got {_given(value)}"
-            raise error(what, hint=facts.hint)
+        place, value = f"{where} " if where else "", getattr(part, name)
+        numbers = filter(_is_number, value if isinstance(value, tuple | list) else (value,))
+        if not all(map(facts.range.holds, numbers)):
+            hint = facts.hint or settings.usual_line(type(part), where, name)
+            raise error(f"{place}{name} must be {facts.range}, got {_given(value)}", hint=hint)
         known = texts if facts.names is None else facts.names()
         if isinstance(value, str) and (texts or facts.names is not None) and value not in known:
             what = f"{place}{name} must be one of {', '.join(map(repr, known))}, got {shown(value)}"
-            raise error(what, hint=facts.hint)
+            raise error(what, hint=facts.hint or settings.meant(value, known))
 
 
 def _is_number(value: object) -> bool:

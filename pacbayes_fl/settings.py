@@ -15,6 +15,7 @@ import math
 import tomllib
 import types
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any, ClassVar, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pacbayes_fl.errors import StudyError, shown
@@ -83,8 +84,40 @@ def nearest(word: str, valid: Iterable[str]) -> str:
         "did you mean 'particles'?"
     """
     valid = list(valid)
-    close = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"valid: {', '.join(valid) or 'nothing'}"
+    return meant(word, valid) or f"valid: {', '.join(valid) or 'nothing'}"
+
+
+def meant(word: str, valid: Iterable[str]) -> str | None:
+    """Advise on a word that is not known, beside an error that lists the valid ones.
+
+    Args:
+        word: as given.
+        valid: what would have been right.
+
+    Returns:
+        "did you mean ...?"; None where none is near.
+    """
+    close = difflib.get_close_matches(word, [*valid], n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else None
+
+
+def usual_line(cls: type, where: str, name: str) -> str | None:
+    """Give a line that works in the place of a value out of range: that of the default.
+
+    Args:
+        cls: a dataclass.
+        where: its table, such as "[model]"; "" where it is no table.
+        name: of the field.
+
+    Returns:
+        The advice; None of a field that has no default.
+    """
+    field = cls.__dataclass_fields__[name]  # type: ignore[attr-defined]
+    key = f"{where[1:-1]}.{name}" if where.startswith("[") else name
+    if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+        return None
+    usual = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return f"leave {key} out" if usual is None else f"the default is {key} = {to_value(usual)}"
 
 
 def parse(cls: type[Part], table: Mapping[str, object], where: str) -> Part:
@@ -129,11 +162,13 @@ def _convert(kind: object, value: object, where: str) -> Any:
             except StudyError:
                 if _is_number(choice, value):  # out of range: no other kind is meant
                     raise
-        raise StudyError(f"{where} must be {' or '.join(map(_expected, choices))}, got {shown(value)}")
+        what, words = f"{where} must be {' or '.join(map(_expected, choices))}", [*chain(*map(_words, choices))]
+        raise StudyError(f"{what}, got {shown(value)}", hint=meant(value, words) if isinstance(value, str) else None)
     if origin is Literal:
         if value in choices:
             return value
-        raise StudyError(f"{where} must be {_expected(kind)}, got {shown(value)}")
+        hint = meant(value, _words(kind)) if isinstance(value, str) else None
+        raise StudyError(f"{where} must be {_expected(kind)}, got {shown(value)}", hint=hint)
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
         return parse(kind, value, where)  # type: ignore[arg-type]
     if origin is tuple and isinstance(value, list | tuple):
@@ -175,6 +210,12 @@ def _number(kind: type, value: int | float, where: str) -> int | float:
     if kind is float and not (value == 0 or 1 / _LARGEST <= abs(value) <= _LARGEST):
         raise StudyError(f"{where} must be 0 or of a size from {1 / _LARGEST:g} to {_LARGEST:g}, got {shown(value)}")
     return value if kind is int else float(value)
+
+
+def _words(kind: object) -> list[str]:
+    """Words that a value may be."""
+    every = get_args(kind) if get_origin(kind) is Literal else (NONE,) if kind is type(None) else ()
+    return [word for word in every if isinstance(word, str)]
 
 
 def _expected(kind: object) -> str:

@@ -95,14 +95,14 @@ def test_what_a_value_may_be_is_said_in_words() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"steps": 0}, "[x] steps must be at least 1, got 0"),
-        ({"rate": 0.0}, "[x] rate must be positive and finite, got 0"),
-        ({"rate": math.inf}, "[x] rate must be positive and finite, got inf"),
-        ({"rate": math.nan}, "[x] rate must be positive and finite, got nan"),
+        ({"steps": 0}, "[x] steps must be at least 1, got 0 (the default is x.steps = 20)"),
+        ({"rate": 0.0}, "[x] rate must be positive and finite, got 0 (the default is x.rate = 0.5)"),
+        ({"rate": math.inf}, "[x] rate must be positive and finite, got inf (the default is x.rate = 0.5)"),
+        ({"rate": math.nan}, "[x] rate must be positive and finite, got nan (the default is x.rate = 0.5)"),
         ({"share": 1.0}, "[x] share must be strictly between 0 and 1, got 1 (take half)"),
-        ({"rest": 1.0}, "[x] rest must be at least 0 and below 1, got 1"),
+        ({"rest": 1.0}, "[x] rest must be at least 0 and below 1, got 1 (leave x.rest out)"),
         ({"kind": "c"}, "[x] kind must be one of 'a', 'b', got 'c'"),
-        ({"widths": (3, 0)}, "[x] widths must be at least 1, got 3, 0"),
+        ({"widths": (3, 0)}, "[x] widths must be at least 1, got 3, 0 (the default is x.widths = [3])"),
     ],
 )
 def test_a_value_out_of_range_is_refused(values: dict[str, Any], message: str) -> None:
@@ -112,7 +112,7 @@ def test_a_value_out_of_range_is_refused(values: dict[str, Any], message: str) -
     assert str(caught.value) == message
     with pytest.raises(PrivacyError) as other:
         options.check(Steps(**values), error=PrivacyError)
-    assert str(other.value) == message.removeprefix("[x] ")
+    assert str(other.value) == message.removeprefix("[x] ").replace(" x.", " ")
 
 
 @given(st.floats(allow_nan=True) | st.integers(-5, 5), st.lists(st.none() | st.integers(-2, 2), min_size=4, max_size=4))

@@ -14,6 +14,7 @@ from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.privacy.outside import Rehearsal
 from pacbayes_fl.study import held_rows, privacy, scaling
+from pacbayes_fl.study.called import as_named
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.held_rows import TrainingHistory
@@ -35,7 +36,7 @@ def check(study: Study, dataset: tables.Dataset) -> PrivateAggregator | None:
         PacBayesFLError: as the run would, such as when the method does not fit the data, an option the model, or a
             guarantee of privacy cannot be given.
     """
-    with TemporaryDirectory() as folder:  # where a ledger would lie
+    with TemporaryDirectory() as folder, as_named(study):  # where a ledger would lie
         privacy.check(study, Path(folder))
         division = held_rows.divide(study, dataset)
         history = TrainingHistory().extended(study, dataset, division.dataset)

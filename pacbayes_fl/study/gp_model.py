@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import ClassVar, Literal, NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import ClassVar, Final, Literal, NamedTuple, TypeVar
 
 import torch
 
@@ -23,6 +24,15 @@ from pacbayes_fl.models.likelihoods import NOISE_STD
 from pacbayes_fl.options import option
 
 Model = TypeVar("Model")
+_POSITIVE: Final = "targets of one sign are learned under data.transform = 'log1p', with data.lower_bound = 0"
+_LABELS: Final = "labels are learned by networks: data.task = 'classification', method.name = 'pfedbayes'"
+_SHARES: Final = "shares are learned under data.transform = 'logit', with data.lower_bound = 0 and data.upper_bound = 1"
+_ELSEWHERE: Final = MappingProxyType(
+    dict.fromkeys(("poisson", "negative-binomial", "gamma", "exponential", "lognormal", "log-normal"), _POSITIVE)
+    | dict.fromkeys(("bernoulli", "binomial", "categorical", "multinomial"), _LABELS)
+    | {"beta": _SHARES}
+)
+"""What to write in the place of likelihoods that others have, by their names."""
 
 
 class ModelSize(NamedTuple):
@@ -92,7 +102,7 @@ class GPModel:
     noise_spread: float = option(0.5, above=0)
     linear_kernel: bool | Literal["auto", "held-out"] = "auto"
     networks: bool | Literal["held-out"] = True
-    likelihood: Literal["gaussian", "student-t"] = "gaussian"
+    likelihood: str = option("gaussian", names=lambda: ("gaussian", "student-t"))
     degrees_of_freedom: float | Literal["learned"] = option("learned", above=2, symbol="nu")
     residuals: Literal["gaussian", "mixture", "held-out"] = "gaussian"
     residual_share: float = option(0.5, low=0, high=1)
@@ -100,6 +110,9 @@ class GPModel:
 
     def __post_init__(self) -> None:
         """Check the ranges, and what is not for Student-t noise whatever is tried."""
+        if (other := _ELSEWHERE.get(self.likelihood.lower())) is not None:
+            what = "[model] likelihood must be 'gaussian' or 'student-t', of targets that are any numbers"
+            raise StudyError(f"{what}, got {self.likelihood!r}", hint=other)
         options.check(self, "[model]")
         if self.likelihood == "student-t" and self.residuals == "held-out":
             what = "[model] residuals = 'held-out' tries 'mixture', which likelihood = 'student-t' does not have"

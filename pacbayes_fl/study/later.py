@@ -27,6 +27,7 @@ from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.names import apart
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.study import sources, user_rows
+from pacbayes_fl.study.called import as_named
 from pacbayes_fl.study.data import ScaledGroup, check_targets
 from pacbayes_fl.study.evaluate.regression import state_of
 from pacbayes_fl.study.parts import DataPart
@@ -281,7 +282,8 @@ def extended(
         if fresh is not None and bool(fresh.all()):
             return own  # `personalise` fits them to all rows
         drawn = Noise(plan.seed, _STREAM + number, noise.ids, noise.device, plan.noise)
-        new = known.method.absorb(message, own, seen, brought.select(index.cpu()).trim(), drawn)
+        with as_named(known.study):
+            new = known.method.absorb(message, own, seen, brought.select(index.cpu()).trim(), drawn)
         return new if fresh is None else tensors.where(fresh, own, new)
 
     more = [int(m) for m in brought.size.tolist()]

@@ -31,6 +31,7 @@ from pacbayes_fl.results.warned import heard
 from pacbayes_fl.study import choices, duration, foreseen, held_rows, privacy, residuals, saved_rows, scaling
 from pacbayes_fl.study.callbacks import Callback, Told
 from pacbayes_fl.study.callbacks import check as check_callbacks
+from pacbayes_fl.study.called import as_named
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate import classification, coverage, described, points, regression, shards
 from pacbayes_fl.study.evaluate.regression import Report
@@ -149,7 +150,7 @@ def run(
     if method is not None or model is not None or data is not None or metrics:
         study = study.with_instances(method=method, model=model, data=data, metrics=metrics)
     folder = folder_for(out, ranks)
-    with threads(study.federation.threads), folder.lock(), heard() as said:
+    with threads(study.federation.threads), folder.lock(), heard() as said, as_named(study):
         trained = train(study, folder.path, resume, on_round, callbacks, ranks)
         result = report(trained, ranks)
         folder.finish(result, study.report.page, said)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.user_tables import Table
-from pacbayes_fl.errors import DataError, StudyError, caller_stacklevel, kinds_checked
+from pacbayes_fl.errors import DataError, StudyError, caller_stacklevel, counted, kinds_checked
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.names import to_cell
 from pacbayes_fl.results.client_rows import ClientRows
@@ -148,7 +148,7 @@ def score(trained: Trained, path: Path | str, clients: Sequence[str] = ()) -> Sc
         reports.append(evaluate(trained.method, state, name, scaled, study.plan, metrics))
     if left_out:
         out = ", ".join(f"{count} of {client}" for client, count in [*left_out.items()][:5])
-        more = f" and of {len(left_out) - 5} more clients" if len(left_out) > 5 else ""
+        more = f" and of {counted(len(left_out) - 5, 'more client')}" if len(left_out) > 5 else ""
         what = f"rows that lack a value, or that clients have learned from, are left out: {out}{more}"
         warnings.warn(what, stacklevel=caller_stacklevel())
     if not reports:

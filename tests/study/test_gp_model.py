@@ -49,6 +49,27 @@ def test_weights_are_counted_before_a_prior_is_made() -> None:
     assert spreads is not None and spreads.prior[1] == 0.25  # the first weight of the noise network
 
 
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("Poisson", "data.transform = 'log1p', with data.lower_bound = 0"),
+        ("lognormal", "data.transform = 'log1p', with data.lower_bound = 0"),
+        ("bernoulli", "data.task = 'classification', method.name = 'pfedbayes'"),
+        ("beta", "data.transform = 'logit', with data.lower_bound = 0 and data.upper_bound = 1"),
+    ],
+)
+def test_targets_of_other_kinds_are_told_what_learns_them(word: str, line: str) -> None:
+    with pytest.raises(StudyError, match=f"must be 'gaussian' or 'student-t', .*got {word!r}") as caught:
+        tiny(f"model.likelihood={word}")
+    assert line in str(caught.value)
+    lines = [
+        f"{part.strip()}" for part in line.replace(", with", " and").replace(", method", " and method").split(" and ")
+    ]
+    assert tiny(*(one.replace(" = ", "=").replace("'", "") for one in lines)) is not None, "the lines are a study"
+    with pytest.raises(StudyError, match=r"must be one of .*got 'studnt' \(did you mean 'student-t'\?\)"):
+        tiny("model.likelihood=studnt")
+
+
 @pytest.mark.parametrize("word", ["false", "held-out"])
 def test_a_prior_without_networks_needs_linear_parts(word: str) -> None:
     for parts in ("model.linear=zero", "model.linear_kernel=true"):

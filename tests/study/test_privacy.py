@@ -432,7 +432,7 @@ def test_every_kind_of_method_runs_privately(tmp_path: Path, name: str) -> None:
         (["privacy.mechanism=dp-ftrl", "federation.cohort=2", "privacy.cohort=poisson"], "dp-ftrl correlates"),
         (["federation.cohort=2", "privacy.cohort=in-order", "privacy.ledger=a.json"], "accounted for in a row"),
         (["privacy.subspace=72"], r"subspace must be from 1 to 71, as a message has 72 numbers, got 72"),
-        ([*quick("fedsi"), "method.weighting=uniform", "privacy.subspace=3"], "FedSI sends variances that are no"),
+        ([*quick("fedsi"), "method.weighting=uniform", "privacy.subspace=3"], "fedsi sends variances that are no"),
         (["report.certify.scheme=folds", "report.certify.folds=2"], "trains several times"),
         (["method.name=fedavg"], "weighting = 'rows' needs"),
         (["method.name=cfedbayes"], "start = 'uploads' groups"),

@@ -87,3 +87,11 @@ def test_labels_are_scored_by_the_metrics_of_classifiers(tmp_path: Path) -> None
     odd = [row | {"y": float(2 * (k == 4))} for k, row in enumerate(asked(table)[:6])]
     with pytest.raises(DataError, match=r"client 'existing_0': .*line 6: label 2 is none of the 2 classes 0 to 1"):
         score(run.open_run(tmp_path / "run"), write_csv(tmp_path / "odd.csv", odd))
+
+
+def test_one_more_client_is_one(tmp_path: Path) -> None:
+    table = rows(sizes=(6,) * 6, new=())
+    run.run(on_csv(write_csv(tmp_path / "rows.csv", table), "method.name=ridge"), tmp_path / "run")
+    own = [{key: value for key, value in row.items() if key not in ("split", "group")} for row in table]
+    with pytest.warns(UserWarning, match="and of 1 more client$"):
+        score(run.open_run(tmp_path / "run"), write_csv(tmp_path / "truth.csv", own))
