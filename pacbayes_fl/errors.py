@@ -5,6 +5,9 @@ Every class is also the builtin error of its kind, so that code that knows nothi
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import json
 import os
 import re
 import sys
@@ -71,6 +74,39 @@ def counted(number: int, what: str) -> str:
         Such as "1 row" or "0 rows".
     """
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def meant(word: str, valid: Iterable[str]) -> str | None:
+    """Advise on a word that is not known, beside an error that lists the valid ones.
+
+    Args:
+        word: as given.
+        valid: what would have been right.
+
+    Returns:
+        "did you mean ...?"; None where none is near.
+    """
+    close = difflib.get_close_matches(word, [*valid], n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else None
+
+
+def usual_line(cls: type, where: str, name: str) -> str | None:
+    """Give a line that works in the place of a value out of range: that of the default.
+
+    Args:
+        cls: a dataclass.
+        where: its table, such as "[model]"; "" where it is no table.
+        name: of the field.
+
+    Returns:
+        The advice; None of a field that has no default.
+    """
+    field = cls.__dataclass_fields__[name]  # type: ignore[attr-defined]
+    key = f"{where[1:-1]}.{name}" if where.startswith("[") else name
+    if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+        return None
+    usual = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return f"leave {key} out" if usual is None else f"the default is {key} = {json.dumps(usual)}"
 
 
 def shown(value: object, longest: int = 80) -> str:

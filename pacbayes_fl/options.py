@@ -30,8 +30,7 @@ from typing import (
     overload,
 )
 
-from pacbayes_fl import settings
-from pacbayes_fl.errors import PacBayesFLError, StudyError, shown
+from pacbayes_fl.errors import PacBayesFLError, StudyError, meant, shown, usual_line
 
 Value = TypeVar("Value")
 
@@ -409,12 +408,12 @@ def check(part: Any, where: str = "", error: type[PacBayesFLError] = StudyError)
         place, value = f"{where} " if where else "", getattr(part, name)
         numbers = filter(_is_number, value if isinstance(value, tuple | list) else (value,))
         if not all(map(facts.range.holds, numbers)):
-            hint = facts.hint or settings.usual_line(type(part), where, name)
+            hint = facts.hint or usual_line(type(part), where, name)
             raise error(f"{place}{name} must be {facts.range}, got {_given(value)}", hint=hint)
         known = texts if facts.names is None else facts.names()
         if isinstance(value, str) and (texts or facts.names is not None) and value not in known:
             what = f"{place}{name} must be one of {', '.join(map(repr, known))}, got {shown(value)}"
-            raise error(what, hint=facts.hint or settings.meant(value, known))
+            raise error(what, hint=facts.hint or meant(value, known))
 
 
 def _is_number(value: object) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import json
 import math
 import tomllib
@@ -18,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any, ClassVar, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pacbayes_fl.errors import StudyError, shown
+from pacbayes_fl.errors import StudyError, meant, shown
 
 Part = TypeVar("Part")
 NONE = "none"
@@ -85,39 +84,6 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     """
     valid = list(valid)
     return meant(word, valid) or f"valid: {', '.join(valid) or 'nothing'}"
-
-
-def meant(word: str, valid: Iterable[str]) -> str | None:
-    """Advise on a word that is not known, beside an error that lists the valid ones.
-
-    Args:
-        word: as given.
-        valid: what would have been right.
-
-    Returns:
-        "did you mean ...?"; None where none is near.
-    """
-    close = difflib.get_close_matches(word, [*valid], n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else None
-
-
-def usual_line(cls: type, where: str, name: str) -> str | None:
-    """Give a line that works in the place of a value out of range: that of the default.
-
-    Args:
-        cls: a dataclass.
-        where: its table, such as "[model]"; "" where it is no table.
-        name: of the field.
-
-    Returns:
-        The advice; None of a field that has no default.
-    """
-    field = cls.__dataclass_fields__[name]  # type: ignore[attr-defined]
-    key = f"{where[1:-1]}.{name}" if where.startswith("[") else name
-    if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-        return None
-    usual = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    return f"leave {key} out" if usual is None else f"the default is {key} = {to_value(usual)}"
 
 
 def parse(cls: type[Part], table: Mapping[str, object], where: str) -> Part:

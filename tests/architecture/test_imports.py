@@ -35,7 +35,7 @@ STUDY = (  # the stages of a study, from its file to what is read from its runs
         "study.origins",
         "study.saved_meta",
     ),
-    ("study.prepare", "study.apart", "study.threads", "study.foreseen"),
+    ("study.prepare", "study.apart", "study.called", "study.threads", "study.foreseen"),
     ("study.evaluate",),
     ("study.search",),
     (
