@@ -147,8 +147,8 @@ class Recipe:
         trials: options of the study's choice.
         own_rows: values by part of a study that names a file of one's own, where they differ from the preset
             "recommended": nobody has tuned anything for it. All are of the kind that clients' rows decide, and count
-            where these may.
-        own_labels: those beside them where targets are labels.
+            where these may. All networks have two more: rounds, and the noise of numbers, are chosen by held-out rows.
+        own_labels: those beside them where targets are labels; rounds that are chosen for labels are not for numbers.
         variant: values by field of the class in which this method differs from the class with its defaults.
         fixed: names of options that this method does not have.
         paper: what the paper says of options where it differs from what their fields say.

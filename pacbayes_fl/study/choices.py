@@ -285,9 +285,10 @@ def _own(recipe: Recipe, task: object) -> dict[str, dict[str, object]]:
     """What a recipe has for rows of one's own, by part: for all, and for labels."""
     result: dict[str, dict[str, object]] = {part: {**values} for part, values in recipe.own_rows.items()}
     if recipe.model == "weights":
-        result.setdefault("model", {})[NOISE.option] = HELD_OUT
-        if recipe.federated and recipe.rounds:  # of rows in one place a round says nothing
-            result.setdefault("federation", {})[ROUNDS.option] = HELD_OUT
+        result.setdefault("model", {}).setdefault(NOISE.option, HELD_OUT)
+        of_labels = ROUNDS.option in recipe.own_labels.get("federation", {})  # alone
+        if recipe.federated and recipe.rounds and not of_labels:  # of rows in one place a round says nothing
+            result.setdefault("federation", {}).setdefault(ROUNDS.option, HELD_OUT)
     for part, values in recipe.own_labels.items() if task == "classification" else ():
         result.setdefault(part, {}).update(values)
     return result

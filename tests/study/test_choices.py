@@ -107,7 +107,8 @@ def test_a_kind_of_model_says_which_of_its_options_are_of_networks(monkeypatch: 
         ({"methods": {"pac-pfl": {"federation": {"rounds": 30}}}}, 30),
         ({"method": {"preset": "paper"}}, 1000),
         ({"method": {"name": "pooled-ensemble"}}, 160),  # all rows in one place: what a round is says nothing
-        ({"method": {"name": "pfedbayes"}, "federation": {"rounds": 30}}, 30),
+        ({"method": {"name": "pfedbayes"}}, 160),
+        ({"method": {"name": "fedavg"}, "federation": {"rounds": 30}}, 30),
         ({"privacy": {"epsilon": 2.0}}, 400),
         ({"report": {"certify": {"scheme": "folds"}}}, 400),
         ({"data": {"source": "polynomial"}}, 400),
@@ -243,8 +244,9 @@ def test_networks_leave_their_rounds_and_one_noise_of_numbers_open(name: str, ta
     if task == "auto" and "regression" not in METHODS[name].learns:
         return
     study = Study.from_table({"data": {"source": "mine.csv", "task": task}, "method": {"name": name}})
-    federated = METHODS[name].federated and METHODS[name].rounds
-    assert (choices.ROUNDS in study.held_out) == federated
+    repeated = METHODS[name].federated and METHODS[name].rounds
+    by_divergence = task == "auto" and "zeta" in {one.option for one in METHODS[name].held_out}
+    assert (choices.ROUNDS in study.held_out) == (repeated and not by_divergence)
     learned = getattr(study.model, "likelihood", None) == "heteroscedastic"
     assert (choices.NOISE in study.held_out) == (task == "auto" and not learned)
     assert study.model.build((2,), None if task == "auto" else 3).likelihood.outputs  # with the usual noise until then

@@ -406,5 +406,11 @@ candidates cost about .8 times the 160 rounds of a run."""
 OWN_ROWS: Defaults = MappingProxyType({"method": MappingProxyType({"zeta": HELD_OUT})})
 """How far few rows may take a posterior from its prior depends on it; nobody has tuned it for this file."""
 
-OWN_LABELS: Defaults = MappingProxyType({"model": MappingProxyType({"temperature": HELD_OUT})})
-"""How sure few rows may make a posterior of classes."""
+OWN_LABELS: Defaults = MappingProxyType(
+    {"federation": MappingProxyType({"rounds": HELD_OUT}), "model": MappingProxyType({"temperature": HELD_OUT})}
+)
+"""How long classes may be learned from few rows, and how sure the result may be of them.
+
+Of numbers the divergence alone
+keeps posteriors from overfitting: fewer rounds are better on some tables and worse on others.
+"""
