@@ -409,8 +409,5 @@ OWN_ROWS: Defaults = MappingProxyType({"method": MappingProxyType({"zeta": HELD_
 OWN_LABELS: Defaults = MappingProxyType(
     {"federation": MappingProxyType({"rounds": HELD_OUT}), "model": MappingProxyType({"temperature": HELD_OUT})}
 )
-"""How long classes may be learned from few rows, and how sure the result may be of them.
-
-Of numbers the divergence alone
-keeps posteriors from overfitting: fewer rounds are better on some tables and worse on others.
-"""
+"""How long classes may be learned from few rows, and how sure the result may be of them. Posteriors of numbers are kept
+from overfitting by the divergence alone: fewer rounds are better on some tables and worse on others."""
