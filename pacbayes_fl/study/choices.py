@@ -43,7 +43,7 @@ tenth, particles that move by Adam are still where they were drawn, and too few 
 
 NOISE: Final = HeldOutChoice(
     "noise_std",
-    (0.4, 0.1, 0.12, 0.14, 0.17, 0.2, 0.24, 0.28, 0.34, 0.48, 0.57, 0.67, 0.8, 0.95, 1.13, 1.35, 1.6),
+    (0.4, 0.1, 0.12, 0.14, 0.17, 0.2, 0.24, 0.28, 0.34, 0.48, 0.57, 0.67, 0.8, 0.95, 1.13, 1.35, 1.6, 1.9, 2.3),
     table="model",
     clients=True,
 )

@@ -110,6 +110,9 @@ def choose(
             on_trial(RoundRecord(0, train.clients, values={name: score}))
 
     notes, paths = JsonTable(), _Paths(dataset, study.seed)
+    if NOISE in study.held_out and any(one.table == "method" and not one.after for one in study.held_out):
+        study, more = _rounds(study, paths, tell, [NOISE])  # weights of a divergence, for one, count in its units
+        notes |= more
     for asked in study.held_out:
         if asked in (ROUNDS, NOISE):
             continue
@@ -117,8 +120,8 @@ def choose(
             study, notes[asked.key] = _along_paths(study, asked, paths, tell)
         elif not asked.after:
             study, notes[asked.key] = _by_training(study, asked, spared, tell)
-    if not {ROUNDS, NOISE}.isdisjoint(study.held_out):
-        study, more = _rounds(study, paths, tell)
+    if left := [one for one in (ROUNDS, NOISE) if one in study.held_out]:
+        study, more = _rounds(study, paths, tell, left)
         notes |= more
     if study.held_out:
         study, more = _after_training(study, spared, tell)
@@ -228,11 +231,12 @@ def _from_start(study: Study, marks: Sequence[int]) -> Sequence[int]:
     return (0, *marks) if linear and ROUNDS in study.held_out else marks
 
 
-def _rounds(study: Study, paths: _Paths, tell: Callable[[str, float], None]) -> tuple[Study, JsonTable]:
-    """Choose the number of rounds and the noise along one path, with the first candidates of what is open later."""
+def _rounds(
+    study: Study, paths: _Paths, tell: Callable[[str, float], None], asked: Sequence[HeldOutChoice]
+) -> tuple[Study, JsonTable]:
+    """Choose the number of rounds, or the noise, or both along one path, with the first candidates of what is open."""
     trial = first(study, but=(ROUNDS, NOISE, TEMPERATURE))
-    asked = [one for one in (ROUNDS, NOISE) if one in study.held_out]
-    marks = _from_start(study, candidates(study, ROUNDS)) if ROUNDS in asked else (study.plan.rounds,)
+    marks = _from_start(study, candidates(study, ROUNDS)) if ROUNDS in study.held_out else (study.plan.rounds,)
     path = paths(trial, marks, lambda mark, score: tell(f"{ROUNDS.key}={mark}", score))
     if path.best is None:
         if path.failure is not None:
