@@ -56,7 +56,7 @@ def test_later_rows_change_a_prediction_or_are_refused(name: str, tmp_path: Path
     ask, late = (write_csv(tmp_path / f"{at}.csv", test) for at in range(2))
     before = predict(trained, CLIENT, ask)
     if name == "fedavg":
-        with pytest.raises(StudyError, match=r"FedAvg does not learn from later rows: .* \(method\.finetune"):
+        with pytest.raises(StudyError, match=r"fedavg does not learn from later rows: .* \(method\.finetune"):
             predict(trained, CLIENT, ask, late)
         return
     after = predict(trained, CLIENT, ask, late)

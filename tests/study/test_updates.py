@@ -221,7 +221,7 @@ def test_what_cannot_be_taken_is_refused(start: Start, tmp_path: Path) -> None:
         update(opened, path, ["existing_1"])
     with pytest.raises(StudyError, match="this run has none"):
         update(replace(opened, folder=None), path)
-    with pytest.raises(StudyError, match="FedAvg does not learn from later rows"):
+    with pytest.raises(StudyError, match="fedavg does not learn from later rows"):
         update(run.open_run(start("fedavg")), path)
     kept = replace(opened.study, report=replace(opened.study.report, keep="no-rows"))
     with pytest.raises(StudyError, match=r"keeps no rows .*predict --later takes them at every call"):

@@ -252,7 +252,8 @@ def _rounds(
     if path.best in path.noise:
         by_noise = path.noise[path.best]
         chosen[NOISE.key] = max(by_noise, key=lambda std: by_noise[std])
-        after = f"{rule}, after {path.best} rounds with {candidates(study, NOISE)[0]}"
+        usual = candidates(study, NOISE)[0]
+        after = f"{rule}, after {path.best} rounds with {usual}; without a tenth of the clients at either end"
         notes[NOISE.key] = {"chosen": chosen[NOISE.key], "scores": _finite(by_noise), "rule": after}
     elif NOISE in asked:
         chosen[NOISE.key] = float(candidates(study, NOISE)[0])

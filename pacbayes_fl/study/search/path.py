@@ -35,6 +35,7 @@ MARKS: Final = (10, 25, 50, 100, 200)  # rounds after which a path is scored who
 PARTS: Final = 2  # federations, each without another fifth
 _WORSE: Final = 3  # marks in a row, after which a path ends
 _CLEAR: Final = 2.0  # standard errors of a difference, paired by client
+_TRIM: Final = 0.1  # of the clients, at either end
 _FALL: Final = 0.05  # nats per row that are worth a warning
 
 
@@ -49,8 +50,9 @@ class Path:
         failure: what ended the path.
         clients: scores of every client of every federation, as the mean has them.
         errors: histogram of the residuals of held-out rows [BINS], where errors are given their shape.
-        noise: scores by standard deviation of the noise, where that is still to be chosen; `scores` and `clients` are
-            those of the best.
+        noise: trimmed means over clients, a tenth of them left out at either end, by standard deviation of the noise,
+            where that is still to be chosen; `scores` and `clients` are those of the best. In units of few rows some
+            clients are far off, and would decide for all how sure to be.
     """
 
     scores: Mapping[int, float] = field(default_factory=dict)
@@ -240,12 +242,12 @@ def follow(
             name = trials[0].method.objective
             for mark in sorted(marks):
                 reached = [trial.advance(mark) for trial in trials]
-                means = torch.stack([one.scores.mean(1) for one in reached]).mean(0)
-                likeliest = int(means.nan_to_num(-math.inf).argmax())
+                typical = torch.stack([_trimmed(one.scores) for one in reached]).mean(0)
+                likeliest = int(typical.nan_to_num(-math.inf).argmax())
                 clients[mark] = torch.cat([one.scores[likeliest] for one in reached]).tolist()
-                scores[mark] = float(means[likeliest])
-                if len(means) > 1:
-                    noise[mark] = dict(zip(trials[0].noises, means.tolist(), strict=True))
+                scores[mark] = sum(float(one.scores[likeliest].mean()) for one in reached) / len(reached)
+                if len(typical) > 1:
+                    noise[mark] = dict(zip(trials[0].noises, typical.tolist(), strict=True))
                 if residuals.shared(study):
                     errors[mark] = pooled(torch.cat([one.errors for one in reached])).tolist()
                 if tell is not None:
@@ -268,6 +270,12 @@ def _clearly(one: Sequence[float], other: Sequence[float]) -> bool:
     ours, theirs = (torch.tensor(scores, dtype=torch.float64) for scores in (one, other))
     gains = ours - theirs
     return len(gains) > 1 and float(gains.mean()) > _CLEAR * float(gains.std()) / math.sqrt(len(gains))
+
+
+def _trimmed(scores: Tensor) -> Tensor:
+    """Mean over clients [G, K] without a tenth of them at either end."""
+    out, count = int(_TRIM * scores.shape[1]), scores.shape[1]
+    return scores.sort(1).values[:, out : count - out].mean(1)
 
 
 class _Reached(NamedTuple):

@@ -24,6 +24,7 @@ from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.weights.mean_field import MeanField
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server.moments import Moments
+from pacbayes_fl.study.choices import NOISE
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
@@ -73,10 +74,10 @@ FAMILY = ("pfedbayes", "sfedbayes", "cfedbayes", "bpfed")
 @pytest.mark.parametrize("name", FAMILY)
 def test_the_weight_of_the_divergence_is_open_on_a_file_of_ones_own_alone(name: str) -> None:
     own: dict[str, Any] = {"data": {"source": "mine.csv"}, "method": {"name": name}}
-    (asks,) = Study.from_table(own).held_out
+    asks, noise = Study.from_table(own).held_out
     options: Any = Study.from_table({"method": {"name": name}}).method.options
     assert asks.key == "zeta" and asks.candidates(options)[0] == options.zeta == METHODS[name].make(MODEL).local.zeta
-    assert Study.from_table(own, sets=["method.zeta=0.5"]).held_out == ()
+    assert noise is NOISE and Study.from_table(own, sets=["method.zeta=0.5"]).held_out == (NOISE,)
     fixed: tuple[dict[str, Any], ...] = (
         {"privacy": {"epsilon": 2.0}},
         {"report": {"certify": {"scheme": "folds"}}},
