@@ -110,6 +110,10 @@ def choose(
             on_trial(RoundRecord(0, train.clients, values={name: score}))
 
     notes, paths = JsonTable(), _Paths(dataset, study.seed)
+    if NOISE in study.held_out and not train.y.is_floating_point():
+        usual = candidates(study, NOISE)[0]
+        study = with_value(study, NOISE, usual)
+        notes[NOISE.key] = {"chosen": usual, "scores": {}, "rule": "targets are labels, which have none"}
     if NOISE in study.held_out and any(one.table == "method" and not one.after for one in study.held_out):
         study, more = _rounds(study, paths, tell, [NOISE])  # weights of a divergence, for one, count in its units
         notes |= more
@@ -249,15 +253,12 @@ def _rounds(
     chosen: dict[str, float] = {ROUNDS.key: path.best}
     rule = _words_of_path(None) + paths.whose
     notes = {ROUNDS.key: {"chosen": path.best, "scores": _finite(path.scores), "rule": rule}}
-    if path.best in path.noise:
+    if NOISE in asked:
         by_noise = path.noise[path.best]
         chosen[NOISE.key] = max(by_noise, key=lambda std: by_noise[std])
         usual = candidates(study, NOISE)[0]
         after = f"{rule}, after {path.best} rounds with {usual}; without a tenth of the clients at either end"
         notes[NOISE.key] = {"chosen": chosen[NOISE.key], "scores": _finite(by_noise), "rule": after}
-    elif NOISE in asked:
-        chosen[NOISE.key] = float(candidates(study, NOISE)[0])
-        notes[NOISE.key] = {"chosen": chosen[NOISE.key], "scores": {}, "rule": "targets are labels, which have none"}
     remark = path.remark() if ROUNDS in asked else None
     if remark is not None:
         warnings.warn(f"{remark}; {path.best} are taken", stacklevel=caller_stacklevel())

@@ -298,8 +298,7 @@ class _Trial:
     def __init__(self, study: Study, part: tables.Dataset, marks: Sequence[int]) -> None:
         self._study = study
         self.method, self._groups = prepare(study, part)
-        numbers = NOISE in study.held_out and self._groups["existing"].train.y.is_floating_point()
-        self.noises: Sequence[float] = candidates(study, NOISE) if numbers else (math.nan,)
+        self.noises: Sequence[float] = candidates(study, NOISE) if NOISE in study.held_out else (math.nan,)
         train, plan = self._groups["existing"].train, study.plan
         least = min(plan.min_clients, train.clients)
         cohort = None if plan.cohort is None else min(plan.cohort, train.clients)
