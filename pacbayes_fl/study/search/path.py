@@ -50,9 +50,9 @@ class Path:
         failure: what ended the path.
         clients: scores of every client of every federation, as the mean has them.
         errors: histogram of the residuals of held-out rows [BINS], where errors are given their shape.
-        noise: trimmed means over clients, a tenth of them left out at either end, by standard deviation of the noise,
-            where that is still to be chosen; `scores` and `clients` are those of the best. In units of few rows some
-            clients are far off, and would decide for all how sure to be.
+        noise: where that is still to be chosen, means over clients by standard deviation of the noise, a tenth of the
+            clients left out at either end: in units of few rows some are far off, and would decide for all how sure to
+            be. Then `scores` are those of the best, and `clients` are under it.
     """
 
     scores: Mapping[int, float] = field(default_factory=dict)
@@ -245,9 +245,11 @@ def follow(
                 typical = torch.stack([_trimmed(one.scores) for one in reached]).mean(0)
                 likeliest = int(typical.nan_to_num(-math.inf).argmax())
                 clients[mark] = torch.cat([one.scores[likeliest] for one in reached]).tolist()
-                scores[mark] = sum(float(one.scores[likeliest].mean()) for one in reached) / len(reached)
                 if len(typical) > 1:
                     noise[mark] = dict(zip(trials[0].noises, typical.tolist(), strict=True))
+                    scores[mark] = float(typical[likeliest])
+                else:
+                    scores[mark] = sum(float(one.scores.mean()) for one in reached) / len(reached)
                 if residuals.shared(study):
                     errors[mark] = pooled(torch.cat([one.errors for one in reached])).tolist()
                 if tell is not None:
