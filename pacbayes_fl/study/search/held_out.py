@@ -250,15 +250,13 @@ def _rounds(
             usual = type(study.federation)().rounds if one is ROUNDS else candidates(study, NOISE)[0]
             study, notes[one.key] = _unchosen(study, one, usual, _why(path))
         return study, notes
-    chosen: dict[str, float] = {ROUNDS.key: path.best}
     rule = _words_of_path(None) + paths.whose
     notes = {ROUNDS.key: {"chosen": path.best, "scores": _finite(path.scores), "rule": rule}}
     if NOISE in asked:
         by_noise = path.noise[path.best]
-        chosen[NOISE.key] = max(by_noise, key=lambda std: by_noise[std])
-        usual = candidates(study, NOISE)[0]
+        likeliest, usual = max(by_noise, key=lambda std: by_noise[std]), candidates(study, NOISE)[0]
         after = f"{rule}, after {path.best} rounds with {usual}; without a tenth of the clients at either end"
-        notes[NOISE.key] = {"chosen": chosen[NOISE.key], "scores": _finite(by_noise), "rule": after}
+        notes[NOISE.key] = {"chosen": likeliest, "scores": _finite(by_noise), "rule": after}
     remark = path.remark() if ROUNDS in asked else None
     if remark is not None:
         warnings.warn(f"{remark}; {path.best} are taken", stacklevel=caller_stacklevel())
@@ -266,8 +264,8 @@ def _rounds(
     if path.best in path.errors:
         notes[ROUNDS.key]["errors"] = [*path.errors[path.best]]
     for one in asked:
-        study = with_value(study, one, chosen[one.key])
-        tell(one.option, chosen[one.key])
+        study = with_value(study, one, notes[one.key]["chosen"])
+        tell(one.option, notes[one.key]["chosen"])
     return study, {one.key: notes[one.key] for one in asked}
 
 

@@ -242,14 +242,12 @@ def follow(
             name = trials[0].method.objective
             for mark in sorted(marks):
                 reached = [trial.advance(mark) for trial in trials]
-                typical = torch.stack([_trimmed(one.scores) for one in reached]).mean(0)
+                typical = torch.stack([_typical(one.scores) for one in reached]).mean(0)
                 likeliest = int(typical.nan_to_num(-math.inf).argmax())
                 clients[mark] = torch.cat([one.scores[likeliest] for one in reached]).tolist()
+                scores[mark] = float(typical[likeliest])
                 if len(typical) > 1:
                     noise[mark] = dict(zip(trials[0].noises, typical.tolist(), strict=True))
-                    scores[mark] = float(typical[likeliest])
-                else:
-                    scores[mark] = sum(float(one.scores.mean()) for one in reached) / len(reached)
                 if residuals.shared(study):
                     errors[mark] = pooled(torch.cat([one.errors for one in reached])).tolist()
                 if tell is not None:
@@ -274,9 +272,12 @@ def _clearly(one: Sequence[float], other: Sequence[float]) -> bool:
     return len(gains) > 1 and float(gains.mean()) > _CLEAR * float(gains.std()) / math.sqrt(len(gains))
 
 
-def _trimmed(scores: Tensor) -> Tensor:
-    """Mean over clients [G, K] without a tenth of them at either end."""
-    out, count = int(_TRIM * scores.shape[1]), scores.shape[1]
+def _typical(scores: Tensor) -> Tensor:
+    """Mean over clients [G, K]; where noises are compared, without a tenth of the clients at either end."""
+    noises, count = scores.shape
+    if noises == 1:
+        return scores.mean(1)
+    out = int(_TRIM * count)
     return scores.sort(1).values[:, out : count - out].mean(1)
 
 
