@@ -269,7 +269,7 @@ def _fixed_predictor(seed: int) -> Iterator[Case]:
 
 
 def _private_prior(seed: int) -> Iterator[Case]:
-    """One of 3,000 point masses, drawn by the exponential mechanism from the rows: eps = 2 tau beta / m."""
+    """One of 3,000 point masses, drawn from the rows by the exponential mechanism, eps = 2 tau beta / m; labellings."""
     rows, beta, tau = 100, 48.95, 1.0
     generator, risks = torch.Generator().manual_seed(seed), _shares(rows, 3000, seed)
     chosen = torch.multinomial(torch.softmax(-tau * beta * risks, 1), 1, generator=generator)
@@ -277,6 +277,9 @@ def _private_prior(seed: int) -> Iterator[Case]:
     premises = Premises(Provenance("row-level DP", 2 * tau * beta / rows), independent=True, posterior="exact Gibbs")
     numbers = {"risk": risk, "kl": torch.zeros_like(risk), "n": rows, "beta": beta, "log_z": -beta * risk}
     yield Case("one of 3000 priors", numbers, premises, torch.tensor(0.5))
+    every = labellings(rows, 8 * math.sqrt(rows))
+    premises = replace(premises, prior=Provenance("row-level DP", 1e-3))  # as every prior that saw no rows is
+    yield Case("all labellings", every.numbers, premises, torch.tensor(0.5))
 
 
 class TwoKinds(NamedTuple):
@@ -335,9 +338,10 @@ def _finite_federation(seed: int) -> Iterator[Case]:
             what = f"{masses} point masses, a hyper-posterior at {temper:.3g}"
             yield Case(what, {**numbers, "kl": discrete_kl(weights)}, _FINE, torch.tensor(0.5))
     every = labellings(_ROWS, 20.0 * _ROWS).numbers  # priors, a point mass on each labelling of all clients' rows
-    energy = torch.as_tensor(every["risk"]).unsqueeze(1).expand(-1, 10)
-    numbers = {"free_energy": energy, "beta": 8.0, "m": torch.full((10,), 20), "kl": every["kl"], "lam": 10.0}
-    yield Case("all labellings", numbers, _FINE, torch.tensor(0.5))
+    for clients, rows in ((10, 20), (_ROWS, 1)):  # with few clients the theorem as printed is above 1
+        energy = torch.as_tensor(every["risk"]).unsqueeze(1).expand(-1, clients)
+        numbers = {"free_energy": energy, "beta": 0.4 * rows, "m": torch.full((clients,), rows), "lam": 10.0}
+        yield Case(f"all labellings, {clients} clients", {**numbers, "kl": every["kl"]}, _FINE, torch.tensor(0.5))
 
 
 def _new_clients(seed: int) -> Iterator[Case]:
@@ -353,6 +357,13 @@ def _new_clients(seed: int) -> Iterator[Case]:
             numbers = {"free_energy": energy, "beta": beta, "m": m, "kl": discrete_kl(weights), "lam": lam}
             what = f"{priors} priors, a hyper-posterior at {temper:.3g}"
             yield Case(what, {**numbers, "log_z": log_z}, _FINE, torch.tensor(0.5))
+    lam = 1.1e-4 * math.sqrt(n)  # hardly more than Lemma 4.6 as printed needs, and so tight as it gets
+    spread = confidence_factor(float(n), n, lam)
+    every = labellings(n, 1.0 / float(spread))  # priors, each another choice of the clients that lose
+    energy = every.error.expand(WORLDS, n)
+    numbers = {"free_energy": energy, "beta": float(n), "m": m, "lam": lam}
+    numbers |= {name: every.numbers[name] for name in ("kl", "log_z")}
+    yield Case("all priors", numbers, _FINE, torch.tensor(0.5))
 
 
 DRAWN: Mapping[World, Callable[[int], Iterator[Case]]] = MappingProxyType(

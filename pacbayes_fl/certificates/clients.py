@@ -33,6 +33,7 @@ from pacbayes_fl.data.scaling import Scaling
 from pacbayes_fl.errors import AssumptionError, DataError, kinds_checked
 from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun, model_of
 from pacbayes_fl.study import held_rows
+from pacbayes_fl.study.called import as_named
 from pacbayes_fl.study.foreseen import UNDECLARED, independent, normalised
 from pacbayes_fl.study.run import Trained
 from pacbayes_fl.study.table_checks import made_of_others
@@ -78,8 +79,14 @@ def certify(
         >>> table.save("split_run").name
         'seeger.json'
     """
-    study, request = trained.study, Request(request) if isinstance(request, str) else request
+    with as_named(trained.study):
+        asked = Request(request) if isinstance(request, str) else request
+        return _certify(trained, asked, on_clients or (lambda _: None), ship)
+
+
+def _certify(trained: Trained, request: Request, on_clients: OnClients, ship: Path | str | None) -> CertifiedRun:
     network.check(trained, request, ship)
+    study = trained.study
     loss = request.loss or (bounds.SaturatingSquare() if trained.dataset.classes is None else bounds.ZeroOne())
     model = {} if trained.folder is None else model_of(trained.folder, trained.state.round)
     settled = {"loss": loss.name, "tables": study.report.certify.tables}
@@ -91,7 +98,7 @@ def certify(
         raise AssumptionError(f"the run has no clients that {bound.name!r} is about", hint="run with new clients")
     certified = _certified if bound.group is None else _certified_on_average
     shared = sum(group.rows.clients for group in groups.values()) if request.jointly else 1
-    job = _Job(request, loss, shared, on_clients or (lambda _: None))
+    job = _Job(request, loss, shared, on_clients)
     parts = {name: certified(trained, name, group, job) for name, group in groups.items()}
     known = [part.certificate for part in parts.values() if part.certificate is not None]
     valid = {name: part for name, part in parts.items() if part.lines}  # other numbers nobody may see uncounted
