@@ -128,6 +128,7 @@ class Bound:
         fixed: whether it is on one predictor that was fixed before the rows, and knows no posterior.
         counts: whether it counts errors, of the 0-1 loss alone: one more error and one more row never make it smaller.
         equal_beta: whether all clients must have the same beta.
+        anytime: whether it holds at all numbers of rows at once, so that rows may keep arriving at no further cost.
         as_printed: whether it stands as a paper prints it, and not always holds: then its certificates say so.
         example: further arguments with which the laws call it.
         unmeasured: why `certify` does not make it of a run, of a bound that needs what no run has.
@@ -145,6 +146,7 @@ class Bound:
     fixed: bool = False
     counts: bool = False
     equal_beta: bool = False
+    anytime: bool = False
     as_printed: bool = False
     example: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     unmeasured: str = ""

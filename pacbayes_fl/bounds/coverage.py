@@ -94,6 +94,26 @@ def coverage(bound: Bound, cases: Mapping[World, tuple[Case, ...]] | None = None
     return result
 
 
+def failures_at_any_n(bound: Bound, seed: int = 0) -> int:
+    """Count the worlds in which a bound is below the truth at 1, 2, 4, ... or 256 rows, of the toss of a fair coin.
+
+    Args:
+        bound: whose `anytime` says that it holds at all numbers of rows at once; needs risk, kl, n or losses.
+        seed: of the worlds.
+
+    Returns:
+        The failures among 2,000.
+    """
+    losses = torch.from_numpy(np.random.default_rng((seed, 5)).integers(2, size=(WORLDS, 256)).astype(np.float64))
+    failed = torch.zeros(WORLDS, dtype=torch.bool)
+    for n in (2**k for k in range(9)):
+        own = losses[:, :n]
+        numbers = {"risk": own.mean(1), "kl": torch.zeros(WORLDS), "n": n, "losses": own}
+        certificate = bound.certify({name: numbers[name] for name in bound.needs}, DELTA, _FINE, **bound.example)
+        failed |= certificate.value < 0.5
+    return int(failed.sum())
+
+
 def _shares(rows: int, hypotheses: int, seed: int) -> Tensor:
     """Shares of errors [W, H] of hypotheses that toss a fair coin for every row."""
     errors = np.random.default_rng((seed, rows, hypotheses)).binomial(rows, 0.5, (WORLDS, hypotheses))

@@ -115,6 +115,7 @@ ANYTIME = Bound(
     formula=_anytime,
     needs=("risk", "kl", "n"),
     poolable=False,
+    anytime=True,
     world="fair coins",
 )
 

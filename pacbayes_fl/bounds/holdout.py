@@ -162,6 +162,7 @@ HOLDOUT_BETTING = Bound(
     formula=_betting,
     needs=("losses",),
     poolable=False,
+    anytime=True,
     world="fixed predictor",
     fixed=True,
 )

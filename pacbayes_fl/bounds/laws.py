@@ -15,7 +15,7 @@ from torch.autograd import gradcheck
 
 from pacbayes_fl.bounds.bound import Bound, World
 from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo, trivial_bound
-from pacbayes_fl.bounds.coverage import MOST, WORLDS, Case, coverage
+from pacbayes_fl.bounds.coverage import MOST, WORLDS, Case, coverage, failures_at_any_n
 from pacbayes_fl.bounds.losses import LossRange
 from pacbayes_fl.bounds.pac_pfl import confidence_factor
 from pacbayes_fl.bounds.premises import Premises, Provenance
@@ -111,6 +111,21 @@ def covers(bound: Bound, cases: Mapping[World, tuple[Case, ...]] | None = None) 
     for result in coverage(bound, cases):
         what = f"it fails in {result.failures} of {WORLDS} worlds at delta = 0.05 ({result.what})"
         _require(result.failures <= MOST, bound, "covers", what)
+
+
+def holds_at_all_n(bound: Bound) -> None:
+    """Hold at all numbers of rows at once, with probability 1 - delta, where the record says so.
+
+    Args:
+        bound: any.
+
+    Raises:
+        AssumptionError: when it fails too often at one of several numbers of rows.
+    """
+    if bound.anytime:
+        failures = failures_at_any_n(bound)
+        what = f"at some number of rows it fails in {failures} of {WORLDS} worlds at delta = 0.05"
+        _require(failures <= MOST, bound, "holds_at_all_n", what)
 
 
 def states_itself(bound: Bound) -> None:
@@ -325,6 +340,7 @@ LAWS: Mapping[str, Callable[[Bound], None]] = MappingProxyType(
         for law in (
             states_itself,
             covers,
+            holds_at_all_n,
             never_rises,
             has_the_unit_of_the_loss,
             has_slopes,

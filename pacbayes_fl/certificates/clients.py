@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pacbayes_fl import bounds
 from pacbayes_fl.bounds import Bound, BoundedLoss, Certificate, Premises, Provenance
-from pacbayes_fl.bounds.holdout import of_losses
+from pacbayes_fl.bounds.holdout import HOLDOUT_BETTING, of_losses
 from pacbayes_fl.bounds.table import DEFAULT
 from pacbayes_fl.certificates import log as study_certify_log
 from pacbayes_fl.certificates import network
@@ -29,14 +29,17 @@ from pacbayes_fl.certificates.labels import labels_of
 from pacbayes_fl.certificates.measure import Measured, OnClients, measure
 from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.certificates.rows import BoundRows, bound_rows_of, told_by_all
+from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling
 from pacbayes_fl.errors import AssumptionError, DataError, kinds_checked
 from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun, model_of
+from pacbayes_fl.results.updates import since
 from pacbayes_fl.study import held_rows
 from pacbayes_fl.study.called import as_named
 from pacbayes_fl.study.foreseen import UNDECLARED, independent, normalised
 from pacbayes_fl.study.run import Trained
 from pacbayes_fl.study.table_checks import made_of_others
+from pacbayes_fl.study.updates import rows_since
 
 _KEYS: Mapping[str, str] = MappingProxyType(
     {
@@ -89,11 +92,14 @@ def _certify(trained: Trained, request: Request, on_clients: OnClients, ship: Pa
     study = trained.study
     loss = request.loss or (bounds.SaturatingSquare() if trained.dataset.classes is None else bounds.ZeroOne())
     model = {} if trained.folder is None else model_of(trained.folder, trained.state.round)
-    settled = {"loss": loss.name, "tables": study.report.certify.tables}
+    settled: dict[str, object] = {"loss": loss.name, "tables": study.report.certify.tables}
+    later = _later_rows(trained) if request.later else {}
+    if request.later and not request.record.anytime:  # another request after every update
+        settled["later"] = str(since(trained.folder))
     bound = request.record
     turn = study_certify_log.turn(trained.folder, {**request.settings, **settled, **model})
     request, uncounted = _count_tried(trained, request, turn)
-    groups, reasons = _grouped(trained, request, uncounted)
+    groups, reasons = _grouped(trained, request, uncounted, later)
     if not reasons and not groups:
         raise AssumptionError(f"the run has no clients that {bound.name!r} is about", hint="run with new clients")
     certified = _certified if bound.group is None else _certified_on_average
@@ -132,7 +138,16 @@ def _certify(trained: Trained, request: Request, on_clients: OnClients, ship: Pa
     return table
 
 
-def _grouped(trained: Trained, request: Request, uncounted: str) -> tuple[dict[str, BoundRows], dict[str, list[str]]]:
+def _later_rows(trained: Trained) -> Mapping[str, ClientBatch]:
+    if not (later := rows_since(trained)):
+        hint = "pacbayes-fl update RUN --data FILE brings some"
+        raise AssumptionError("no rows came after the training of this run", hint=hint)
+    return later
+
+
+def _grouped(
+    trained: Trained, request: Request, uncounted: str, later: Mapping[str, ClientBatch]
+) -> tuple[dict[str, BoundRows], dict[str, list[str]]]:
     """Split off the bound's rows of every group, or give the reasons why it can have no certificate."""
     reasons: dict[str, list[str]] = {}
     groups: dict[str, BoundRows] = {}
@@ -143,7 +158,8 @@ def _grouped(trained: Trained, request: Request, uncounted: str) -> tuple[dict[s
         if uncounted:
             reasons[name] = [uncounted]
             continue
-        result = bound_rows_of(trained, name, group, _least_delta(trained, request), average is not None)
+        delta = _least_delta(trained, request)
+        result = bound_rows_of(trained, name, group, delta, average is not None, later.get(name))
         why = _why_not(trained, result, request)
         if result is None or why:
             reasons[name] = why
@@ -255,6 +271,8 @@ def _certified(trained: Trained, name: str, group: BoundRows, job: _Job) -> Cert
 def _holdout(request: Request, measured: Measured, premises: Premises, shared: int) -> Certificate:
     """Bound the predictors that were fixed before the rows, with what is left of delta."""
     bound, delta = bounds.holdout_for(premises.loss), request.delta / shared * request.shares[1]
+    if request.record.anytime:  # the line beside it holds at all of them too
+        bound = HOLDOUT_BETTING
     return _of_fixed(bound, measured, premises, delta)
 
 

@@ -42,7 +42,8 @@ def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows
             prior = "what the server knows after the training on other rows"
         if request.smooth is not None:
             prior = f"particles blurred by {request.smooth:g}, against the data-free hyper-prior"
-        rows[name] = f"{seen}; prior: {prior}"
+        since_then = " and those that came later" if request.later else ""
+        rows[name] = f"{seen}{since_then}; prior: {prior}"
         own, towards = "others' average units", "the typical moments of the clients that priors saw"
         if group.prior.source == "split":
             own = "the client's rows that the prior saw"
@@ -83,9 +84,8 @@ def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows
         "round": trained.state.round,
     }
     if (later := since(trained.folder)) is not None:
-        labels["later"] = (
-            f"{later} changed what predict uses, but not the models here, which have not learned from them"
-        )
+        fate = "changed what predict uses, but not the models here, which have not learned from them"
+        labels["later"] = f"{later} {'are among the rows of the bound' if request.later else fate}"
     bound = request.record
     if bound.group is None and not bound.poolable:
         labels["no_average"] = f"the bound {bound.name!r} is on each client on its own"

@@ -57,6 +57,8 @@ class Request:
             without data can be compared with; None takes the particles for the hyper-prior themselves.
         variance_factor: s^2 of "sub-gamma", which is stated and not estimated from rows, in squared units of the loss.
         scale: c of "sub-gamma", stated too, in the unit of the loss.
+        later: rows that `update` brought are rows of the bound too. Bounds that hold at all numbers of rows at once
+            ("anytime", "holdout-betting") are then one request, however many updates follow.
 
     Example:
         >>> import torch, pacbayes_fl as fl
@@ -80,6 +82,7 @@ class Request:
     smooth: float | None = None
     variance_factor: float | None = None
     scale: float | None = None
+    later: bool = False
 
     def __post_init__(self) -> None:
         """Check the request."""
@@ -95,8 +98,9 @@ class Request:
             raise AssumptionError(what, hint=bound.unmeasured or f"one of {', '.join(known)}")
         if self.posterior not in get_args(Which):
             raise AssumptionError(f"posterior must be one of {', '.join(get_args(Which))}, got {self.posterior!r}")
-        if not isinstance(self.jointly, bool):
-            raise AssumptionError(f"jointly must be True or False, got {shown(self.jointly)}")
+        for name in ("jointly", "later"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise AssumptionError(f"{name} must be True or False, got {shown(value)}")
         self._check_numbers()
         self._check_stated(bound)
         if bound.group is None:
@@ -185,7 +189,7 @@ class Request:
     @property
     def settings(self) -> dict[str, Any]:
         """Give all that was asked, by name, as JSON can hold it; what users bring also by what it is made of."""
-        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "later"}
         file = {}
         if isinstance(self.bound, str) and self.bound not in bounds.BOUNDS:
             result = OWN_BOUNDS.origin(self.bound)
@@ -202,7 +206,8 @@ class Request:
         loss = None if self.loss is None else self.loss.name
         constants = {"factor": self.variance_factor, "scale": self.scale}
         parts = {"beta": self.beta, "smooth": self.smooth, **constants, "loss": loss}
-        text = "-".join([self.record.name, *(f"{name}-{value}" for name, value in parts.items() if value is not None)])
+        named = [self.record.name, *(f"{name}-{value}" for name, value in parts.items() if value is not None)]
+        text = "-".join([*named, *(["later"] if self.later else [])])
         return re.sub(r"[^\w.]+", "-", text).strip("-")
 
     def beta_for(self, n: Tensor) -> Tensor:

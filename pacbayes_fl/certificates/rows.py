@@ -50,7 +50,12 @@ class BoundRows(NamedTuple):
 
 
 def bound_rows_of(
-    trained: Trained, name: str, group: ScaledGroup, delta: float, afresh: bool = False
+    trained: Trained,
+    name: str,
+    group: ScaledGroup,
+    delta: float,
+    afresh: bool = False,
+    later: ClientBatch | None = None,
 ) -> BoundRows | None:
     """Split the rows of a group into those that its priors have seen and those of the bound.
 
@@ -61,6 +66,7 @@ def bound_rows_of(
         delta: probability with which a bound on one of them may fail at least: a private prior is given the guarantee
             that costs such a bound least.
         afresh: let all priors be those of the server, as if the clients had never trained.
+        later: further rows of some of its clients, raw, which came after the training; None for none.
 
     Returns:
         The rows, and the state in which the clients personalise; None where the priors have seen all rows, but for a
@@ -75,23 +81,29 @@ def bound_rows_of(
     state = state_of(trained.method, trained.state, name, group)
     if name == "existing" and trained.bound_rows is not None:
         device = group.train.x.device
-        rows, seen, deployed = group.bring(trained.bound_rows.to(device)), group.train, None
+        raw = _joined(trained.bound_rows, later)
+        rows, seen, deployed = group.bring(raw.to(device)), group.train, None
         if part.prior == "global" or afresh:
             deployed, seen = (state, seen), none_of(seen)
             state = state_of(trained.method, trained.state, "new", replace(group, train=seen))
-        repeats = repeats_of(trained, name, trained.bound_rows, afresh)
+        repeats = repeats_of(trained, name, raw, afresh)
         prior = Provenance("split", simulated=simulated)
         return BoundRows(state, seen, rows, group.test, prior, True, repeats, group.used, deployed, True)
     units = _units_of_others(trained, name, group)
     own = replace(group, used=units, inputs=torch.zeros_like(group.inputs))  # an average client's: none of these rows
-    rows, test = own.bring(group.raw.train), own.bring(group.raw.test)
-    repeats = repeats_of(trained, name, group.raw.train, afresh)
+    raw = _joined(group.raw.train, later)
+    rows, test = own.bring(raw), own.bring(group.raw.test)
+    repeats = repeats_of(trained, name, raw, afresh)
     if released is not None:  # every prior is the server's, which it has released
         state = state_of(trained.method, trained.state, "new", replace(group, train=none_of(rows)))
         prior = Provenance("client-level DP", *released, simulated=simulated)
         return BoundRows(state, none_of(rows), rows, test, prior, False, repeats, units)
     prior = Provenance("disjoint clients" if name == "new" else "other clients", simulated=simulated)
     return BoundRows(state, none_of(rows), rows, test, prior, name == "new", repeats, units)
+
+
+def _joined(rows: ClientBatch, later: ClientBatch | None) -> ClientBatch:
+    return rows if later is None else rows.extend(later.to(rows.x.device))
 
 
 def told_by_all(trained: Trained, prior: Provenance) -> tuple[str, ...]:

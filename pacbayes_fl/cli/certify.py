@@ -31,6 +31,7 @@ def arguments(command: AddCommand) -> None:
         "pacbayes-fl certify runs/split --bound catoni --beta rows --delta 0.01 --jointly",
         "pacbayes-fl certify runs/split --bound one-draw --ship networks",
         "pacbayes-fl certify runs/gp --bound sub-gamma --loss normal-nll=1 --beta root --variance-factor 9e3 --scale 0",
+        "pacbayes-fl certify runs/split --bound anytime --later",
         "pacbayes-fl certify runs/old --retrain",
     )
     sub.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run with [report.certify] scheme")
@@ -91,6 +92,9 @@ def arguments(command: AddCommand) -> None:
     sub.add_argument(
         "--ship", type=Path, metavar="DIR", help="write the networks that --bound one-draw is on, a folder a client"
     )
+    sub.add_argument(
+        "--later", action="store_true", help="count rows that `update` brought; with --bound anytime at no further cost"
+    )
     sub.add_argument("--retrain", action="store_true", help="first make the run that can be certified, in RUN-certify")
     json_option(sub, "the table, as its file has it", "bound", "delta", "valid", "reasons", "clients", "certificates")
 
@@ -118,6 +122,7 @@ def act(options: argparse.Namespace) -> None:
         smooth=options.smooth,
         variance_factor=options.variance_factor,
         scale=options.scale,
+        later=options.later,
     )
     folder = _retrained(options, request) if options.retrain else options.run
     trained = open_run(folder)

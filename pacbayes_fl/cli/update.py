@@ -60,4 +60,5 @@ def act(options: argparse.Namespace) -> None:
         say("no row is new: nothing has changed")
         return
     new = sum(one.new for one in result.found.values())
-    say(f"update {result.number}: predictions use {new} more rows; the run's scores and certificates have none of them")
+    what = "the run's scores and certificates have none of them (certify --later counts them)"
+    say(f"update {result.number}: predictions use {new} more rows; {what}")

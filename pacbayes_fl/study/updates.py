@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.user_tables import Table
 from pacbayes_fl.errors import DataError, ShapeError, StudyError, kinds_checked
 from pacbayes_fl.federation.kept import Kept
@@ -145,6 +146,30 @@ def updated(trained: Trained) -> Trained:
     for path in updates.paths(trained.folder) if trained.folder is not None else ():
         trained = _with(trained, _read(path))
     return trained
+
+
+def rows_since(trained: Trained) -> dict[str, ClientBatch]:
+    """Collect the rows of all updates, which the training and its scores have not seen.
+
+    Args:
+        trained: as `open_run` gives it.
+
+    Returns:
+        By group, those of its clients that have some, raw [k, N, *feature], in the data's own units.
+
+    Raises:
+        DataError: when an update was altered or lost.
+    """
+    saved = [_read(path) for path in updates.paths(trained.folder)] if trained.folder is not None else []
+    result = {}
+    for name, group in trained.groups.items():
+        every = {client: [one.rows[client] for one in saved if client in one.rows] for client in group.train.names}
+        at = [k for k, client in enumerate(group.train.names) if every[client]]
+        if at:
+            names, ids = [group.train.names[k] for k in at], [group.train.ids[k] for k in at]
+            rows = [(torch.cat([one.x for one in every[i]]), torch.cat([one.y for one in every[i]])) for i in names]
+            result[name] = ClientBatch.stack(rows, names, ids)
+    return result
 
 
 def _with(trained: Trained, saved: _Saved) -> Trained:

@@ -15,6 +15,7 @@ from pacbayes_fl.bounds.bound import Bound, World
 from pacbayes_fl.bounds.certificate import Certificate
 from pacbayes_fl.bounds.client import CATONI, SEEGER, THEOREM_3_2
 from pacbayes_fl.bounds.coverage import DRAWN, Case
+from pacbayes_fl.bounds.holdout import HOLDOUT_BINOMIAL
 from pacbayes_fl.bounds.premises import Premises, Provenance
 from pacbayes_fl.bounds.printed import THEOREM_4_2
 from pacbayes_fl.bounds.server import SERVER
@@ -89,6 +90,7 @@ def test_every_bound_fails_where_it_leaves_out_what_a_choice_costs(
         (altered(SERVER, delta=lambda delta: 1 - 1e-12), laws.covers),
         (altered(THEOREM_4_2, delta=lambda delta: 1 - 1e-12), laws.covers),
         (altered(THEOREM_3_2, premises=free_of_charge), laws.covers),
+        (dataclasses.replace(HOLDOUT_BINOMIAL, anytime=True), laws.holds_at_all_n),
         (altered(SEEGER, risk=lambda risk: 0.5 - 0.5 * risk), laws.never_rises),
         (altered(SEEGER, n=lambda n: 10**6 // n.int()), laws.never_rises),
         (altered(CATONI, beta=lambda beta: beta + 1), laws.has_the_unit_of_the_loss),

@@ -32,8 +32,9 @@ from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.foreseen import UNDECLARED
 from pacbayes_fl.study.predict import predict
 from pacbayes_fl.study.run import Trained, open_run, run, train
+from pacbayes_fl.study.updates import update
 from tests.bounds.own import REFINED_PINSKER
-from tests.tiny import on_csv, quick, rows, tiny, write_csv
+from tests.tiny import Row, on_csv, quick, rows, tiny, write_csv
 from tests.tiny_images import tiny_images, write_root
 
 SPLIT, FOLDS = "report.certify.scheme=split", "report.certify.scheme=folds"
@@ -154,6 +155,56 @@ def test_a_split_is_certified_from_its_own_half(opened: Opened) -> None:
         fixed = bounds.holdout_betting(losses, 0.025, premises).value
         assert line.holdout_bound == pytest.approx(float(fixed), abs=1e-9)
     assert table.reasons == {"existing": [], "new": []}
+
+
+def test_rows_that_keep_arriving_are_certified_at_one_price(tmp_path: Path) -> None:
+    """A bound at all numbers of rows is one request after any update; one at a fixed number is another each time."""
+    path = write_csv(tmp_path / "rows.csv", rows(sizes=(9, 8), new=(7,)))
+    folder = tmp_path / "run"
+    run(on_csv(path, SPLIT, "report.certify.independent=true", "federation.rounds=1"), folder)
+    first = certify(open_run(folder), Request("anytime", posterior="refined"))
+    with pytest.raises(AssumptionError, match=r"no rows came after the training.*pacbayes-fl update"):
+        certify(open_run(folder), Request("anytime", later=True))
+    more = rows(5, sizes=(5,), new=(4,))
+    for number, part in enumerate((more[::2], more)):
+        update(open_run(folder), write_csv(tmp_path / f"{number}.csv", part))
+        table = certify(open_run(folder), Request("anytime", posterior="refined", later=True))
+        assert table.number == first.number == 1 and table.delta == first.delta
+        came = {name: sum(row["client"] == name for row in part) for name in ("existing_0", "existing_1", "new_0")}
+        assert [line.rows for line in table.clients] == [line.rows + came[line.name] for line in first.clients]
+        assert certify(open_run(folder), Request(later=True)).number == 2 + number  # an update on, another request
+    trained = uncounted(folder)  # and without updates: the models of the training
+    assert trained.bound_rows is not None
+    units = client_rows(trained.groups["existing"].raw.train, 0)
+    own = [
+        torch.cat(pair) for pair in zip(client_rows(trained.bound_rows, 0), _rows_of("existing_0", more), strict=True)
+    ]
+    seen, scaled = standardised(*units, units), standardised(own[0], own[1], units)
+    risk, kl = by_hand(trained, seen, scaled, trained.state.server.particles)
+    line = lines(table, "existing")[0]
+    assert (line.risk, line.kl) == (pytest.approx(risk, abs=1e-9), pytest.approx(kl, abs=1e-4))
+    premises = bounds.Premises(Provenance("split"), True, SaturatingSquare(), tried=2)  # delta / (1 x 2) for the first
+    assert line.bound == pytest.approx(float(bounds.anytime(risk, kl, line.rows, 0.025, premises).value), abs=1e-6)
+    losses = SaturatingSquare()(predicted(trained, 0, scaled[0]), scaled[1])
+    assert line.holdout_bound == pytest.approx(float(bounds.holdout_betting(losses, 0.025, premises).value), abs=1e-9)
+    assert table.labels["later"] == "9 later rows of 2 clients in 2 updates are among the rows of the bound"
+
+
+def _rows_of(name: str, table: list[Row]) -> tuple[Tensor, Tensor]:
+    own = torch.tensor([[row["lag_1"], row["wind"], row["y"]] for row in table if row["client"] == name]).double()
+    return own[:, :2], own[:, 2]
+
+
+def test_a_later_row_that_the_bound_has_counts_once(tmp_path: Path) -> None:
+    table = rows(sizes=(9, 8), new=(7,))
+    run(on_csv(write_csv(tmp_path / "rows.csv", table), SPLIT, "report.certify.independent=true"), tmp_path / "run")
+    before = certify(open_run(tmp_path / "run"), "anytime")
+    found = update(open_run(tmp_path / "run"), tmp_path / "rows.csv").found
+    assert found["existing_0"].new > 0  # predictions had not learned from the rows of the bound
+    after = certify(open_run(tmp_path / "run"), Request("anytime", later=True))
+    tested = {"existing_0": 3, "existing_1": 3, "new_0": 3}  # rows that were kept for tests are new to all
+    assert [line.rows for line in after.clients] == [line.rows + tested[line.name] for line in before.clients]
+    assert all(line.repeats > 0 for line in lines(after, "existing"))
 
 
 def test_a_new_client_is_certified_in_units_of_the_others(opened: Opened) -> None:
