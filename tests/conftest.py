@@ -54,7 +54,7 @@ def _data_folder() -> Path | None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--brief`, with which continuous integration runs the tests."""
-    parser.addoption("--brief", action="store_true", help="leave out slow tests and two of three forms of each law")
+    parser.addoption("--brief", action="store_true", help="leave out slow tests and seven of eight forms of each law")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -107,6 +107,7 @@ def test_the_worked_file_runs_and_its_metric_is_what_it_says(own: Path, capsys: 
     assert near > far  # a strong pull to the start keeps clients from learning
 
 
+@pytest.mark.slow
 def test_the_worked_bound_is_mcallester_s_and_certifies_a_run(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = load_file(own / "mine.py", "--bound").module.PINSKER
     premises = Premises(prior=Provenance("split"), independent=True)

@@ -389,6 +389,7 @@ def test_the_bundled_study_runs_on_mnist(data_root: Path) -> None:
     assert {f"{model}.{name}" for model in ("pm", "gm") for name in ("accuracy", "ece")} <= set(result.metrics)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("kind", ["cnn", "fedavg-cnn", "vgg"])
 def test_convolutional_networks_run_as_a_study(data_root: Path, kind: str) -> None:
     rows = [f"data.options.{name}={count}" for name, count in (("clients", 2), ("train", 2), ("test", 2))]

@@ -28,6 +28,7 @@ FEW_ROUNDS = 50
 """The most that the held-out choice visits on "many-rows", whose 300 rows would take it to 200."""
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("name", KINDS)
 def test_a_federation_has_the_clients_and_rows_that_it_says(name: str) -> None:
     kind, table = KINDS[name], made(name, 0)

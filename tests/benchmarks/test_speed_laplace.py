@@ -23,6 +23,7 @@ def bench(dtype: torch.dtype = torch.float64) -> Bench:
     return Bench(dtype, torch.device("cpu"), repeats=2, least=0.0)
 
 
+@pytest.mark.slow
 @DTYPES
 def test_every_case_gives_rows(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "memory_elsewhere", cases.memory)

@@ -171,6 +171,7 @@ def test_a_study_of_another_paper_says_which(file: Path) -> None:
     assert f'name = "{file.stem}"' in text and not (BUNDLED / file.name).exists()
 
 
+@pytest.mark.law
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["ew", "s"])
 @pytest.mark.parametrize(("bern", "hours"), [("", 490), ("-bern", 610)])

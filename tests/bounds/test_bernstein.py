@@ -105,6 +105,7 @@ def test_it_fails_no_more_often_than_delta_at_the_worst_of_all_chances() -> None
         assert max(worst, default=0.0) <= delta
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropped", ["variance", "kl"])
 def test_what_is_left_out_is_found_by_its_world(dropped: str, monkeypatch: pytest.MonkeyPatch) -> None:
     record = bernstein.EMPIRICAL_BERNSTEIN

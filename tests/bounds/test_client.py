@@ -395,6 +395,7 @@ def exact_nats(epsilon: float, spent: float, delta: float) -> float:
     return epsilon + math.log(delta / (delta - spent))
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(("epsilon", "spent"), [(1.0, 0.0), (1.0, 0.02), (2.0, 0.04)])
 def test_a_prior_under_privacy_of_clients_is_covered_in_the_worst_world_and_barely(
     epsilon: float, spent: float
@@ -403,6 +404,7 @@ def test_a_prior_under_privacy_of_clients_is_covered_in_the_worst_world_and_bare
     assert 0.75 * DELTA * WORLDS < failed <= RED
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     ("epsilon", "spent", "mutant"),
     [

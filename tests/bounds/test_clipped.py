@@ -23,6 +23,7 @@ def exact(mean: float, std: float, limit: float) -> float:
         return float(squares + limit * (1 - inside))
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("limit", [1e-14, 1.0, 4.0, 1e12])
 def test_it_is_the_integral_to_twelve_digits_over_many_orders(limit: float) -> None:
     root = limit**0.5

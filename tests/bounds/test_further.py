@@ -42,6 +42,7 @@ def failures(bound: list[float], chance: float, rows: int) -> float:
     return float(failed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chance", [0.5, 0.1])
 def test_a_bound_for_all_numbers_of_rows_holds_at_all_of_them_where_others_do_not(chance: float) -> None:
     rows = 120
@@ -61,6 +62,7 @@ def test_a_bound_for_all_numbers_of_rows_holds_at_all_of_them_where_others_do_no
     assert 0.5 * math.log(math.pi * 1000 + 1) - log_moment(torch.tensor(1000.0)).item() < 0.5 * math.log(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [False, True])
 def test_estimates_at_all_numbers_of_rows_mislead_together_as_often_as_one_may(known: bool) -> None:
     """Half of the posterior, which is the prior, always errs, and half never: at every n 20 draws estimate 1/2."""

@@ -29,11 +29,13 @@ def cases() -> Mapping[World, tuple[Case, ...]]:
     return {world: tuple(draw(0)) for world, draw in DRAWN.items()}
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("name", list(BOUNDS))
 def test_every_bound_covers_in_the_world_that_it_states(name: str, cases: Mapping[World, tuple[Case, ...]]) -> None:
     laws.covers(BOUNDS[name], cases)
 
 
+@pytest.mark.law
 @pytest.mark.quick
 @pytest.mark.parametrize("law", [law for law in laws.LAWS.values() if law is not laws.covers])
 @pytest.mark.parametrize("bound", [*BOUNDS.values(), REFINED_PINSKER], ids=lambda bound: bound.name)

@@ -176,6 +176,7 @@ def federation() -> tuple[list[TwoOutcomes], Tensor]:
     return [TwoOutcomes(numbers(p, 1 - p), losses, priors[0]) for p in (0.3, 0.6)], priors
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(("later", "weights"), [(0, "equal"), (0, "beta"), (2, "equal"), (2, "beta")])
 def test_the_server_level_bound_covers_clients_that_differ(
     federation: tuple[list[TwoOutcomes], Tensor], later: int, weights: Weights

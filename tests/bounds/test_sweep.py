@@ -58,6 +58,7 @@ def test_that_many_rows_are_enough_and_one_less_is_not(name: str, more: dict[str
     assert around[1] <= target < around[0]
 
 
+@pytest.mark.slow
 def test_only_rows_with_a_certificate_are_enough() -> None:
     """13 % of 97 rows is no number of errors; of 100 it is, and no such number below them is enough."""
     given: dict[str, Any] = {"delta": 0.05, "premises": replace(FINE, loss=ZeroOne())}

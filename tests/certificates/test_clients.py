@@ -331,6 +331,7 @@ def test_a_method_without_a_posterior_has_the_binomial_bound_of_what_it_predicts
     assert from_record(table.certificates["existing"]).terms["n"].tolist() == [25.0] * 4
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("name", ["bpfed", "cfedbayes", "sfedbayes", "fedsi", "fedsi-fac", "pac-pfl-bnn"])
 def test_every_uncertain_network_is_certified(root: Path, tmp_path: Path, name: str) -> None:
     sets = [one for one in quick(name) if not one.startswith("method.clusters")]
@@ -450,6 +451,7 @@ def test_certificates_are_kept_and_say_the_same_when_they_are_computed_again(tmp
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", [False, True])
 def test_bounds_hold_in_many_worlds_and_a_prior_that_saw_the_rows_is_caught(
     planted: bool, monkeypatch: pytest.MonkeyPatch
@@ -538,6 +540,7 @@ def test_a_lost_ledger_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
         certify(trained, Request())
 
 
+@pytest.mark.slow
 def test_a_network_that_normalises_by_unseen_rows_is_not_certified(root: Path, tmp_path: Path) -> None:
     sets = ("model={kind='vgg'}", *quick("pac-pfl-bnn"), "method.posterior=importance")
     folds = (FOLDS, "report.certify.folds=2", "federation.rounds=1", "method.particles=1")
@@ -590,6 +593,7 @@ def test_digits_are_certified_well_below_chance(data_root: Path) -> None:
     assert sum(line.test_risk <= line.bound for line in result.clients) >= 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["full-rank", "low-rank"])
 def test_posteriors_with_correlated_weights_are_certified(family: str, root: Path, tmp_path: Path) -> None:
     """From a study, through its folder: the options come back, and all numbers are recomputed from the record."""

@@ -147,6 +147,7 @@ def test_a_resume_makes_tables_stale_and_the_next_ones_pay(folder: Path) -> None
     assert tables_of(folder) == [second]
 
 
+@pytest.mark.slow
 def test_seeds_and_methods_on_the_same_rows_are_counted_where_they_stand_side_by_side(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "rows.csv", rows())
     sets = (*QUICK, "report.certify.independent=true")
@@ -171,6 +172,7 @@ def test_what_was_settled_beforehand_costs_that_and_no_more_is_given(tmp_path: P
     assert not tables[2].clients and "report.certify.tables = 2" in tables[2].reasons["existing"][0]
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(("first", "second"), [(1, None), (None, 5), (1, 2)])
 def test_one_rule_shares_delta_among_all_requests(tmp_path: Path, first: int | None, second: int | None) -> None:
     """delta / 1 and delta / 6, or delta / 1 and delta / 2: each table would hold, and the better of them would not."""

@@ -50,6 +50,7 @@ def data(n: int, seed: int = 0) -> tuple[Any, Any]:
     return x, (x[:, 0] + 0.5 * random.normal(size=n) > 0).astype(int)
 
 
+@pytest.mark.slow
 def test_the_example_of_ten_lines_certifies(capsys: pytest.CaptureFixture[str]) -> None:
     block = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)[0]
     assert len([line for line in block.splitlines() if line.strip()]) <= 10

@@ -118,6 +118,7 @@ def test_probabilities_are_those_of_the_network_written_out(shipped: tuple[Train
     assert torch.equal(made.label, scores.argmax(-1))
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     ("sets", "loss"),
     [

@@ -157,6 +157,7 @@ RENAMED = [  # any two of the three meet
 ]
 
 
+@pytest.mark.law
 @pytest.mark.filterwarnings("ignore:.*since the run was started", "ignore:the run ends before")
 @pytest.mark.parametrize(("scheme", "change", "group"), RENAMED)
 def test_a_client_that_trained_is_recognised_under_another_name(

@@ -6,12 +6,15 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 import pacbayes_fl as fl
 from tests.cli.answers import Answer, Call, assert_one_line
 from tests.tiny import rows, write_csv
 from tests.tiny_images import tiny_images, write_root
 
 
+@pytest.mark.slow
 def test_certify_prints_a_line_a_client_and_keeps_the_table(call: Call, tmp_path: Path) -> None:
     call("run", "tiny.toml", "--set", "report.certify.scheme=split", "--out", "run", "--quiet")
     code, out, err = call("certify", "run")
@@ -34,6 +37,7 @@ def test_certify_prints_a_line_a_client_and_keeps_the_table(call: Call, tmp_path
     assert_one_line(call("certify", "run", "--loss", "0-1"), "not for real targets")
 
 
+@pytest.mark.slow
 def test_certificates_of_an_earlier_round_are_neither_shown_nor_drawn(call: Call, tmp_path: Path) -> None:
     sets = ("--set", "report.certify.scheme=split", "--out", "run", "--quiet")
     call("run", "tiny.toml", "--rounds", 2, *sets)

@@ -197,6 +197,7 @@ def lines(
     return read
 
 
+@pytest.mark.law
 def test_a_runs_table_fits(lines: Callable[..., list[str]]) -> None:
     """With clients of any name and numbers of any size; every number is whole, and the worst client is named."""
     numbers = (0.5, -12345.678, 1e-9, 99999.9994, -3.2e123, 7.0)

@@ -82,6 +82,7 @@ def test_clients_are_named_alike_everywhere(command: str) -> None:
     assert got.client == ["a,b", "c"] and parser().parse_args([command, "run", *data]).client == []
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("command", EACH)
 def test_every_example_is_a_command(command: str) -> None:
     sub = commands()[command]

@@ -327,6 +327,7 @@ def federations(draw: st.DrawFn) -> Rows:
     return clients
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(
     federations(),

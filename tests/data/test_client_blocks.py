@@ -100,6 +100,7 @@ def test_a_client_at_fault_is_named_in_any_block(monkeypatch: pytest.MonkeyPatch
         tables.from_arrays(bad, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["pac-pfl", "apfl"])
 def test_a_study_in_blocks_and_files_is_that_in_memory(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

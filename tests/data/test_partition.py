@@ -105,6 +105,7 @@ def test_too_few_rows_of_a_class_are_named() -> None:
         partition.by_labels(y, range(4), 5, "two", Counts(1, 0, 2), 4, rng())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.4, 3.0])
 def test_drawn_shares_have_the_moments_of_the_dirichlet_distribution(alpha: float) -> None:
     classes, each, clients = 2000, 200, 5

@@ -88,6 +88,7 @@ def test_no_rows_and_one() -> None:
     assert twins.clusters(np.zeros((1, 3)), np.ones(3)).tolist() == [0]
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("kind", ["draws", "nights", "one blob"])
 def test_many_rows_take_seconds_and_no_square_of_memory(kind: str) -> None:
     random = np.random.default_rng(0)

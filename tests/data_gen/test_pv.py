@@ -105,6 +105,7 @@ def baselines(data: Dataset, ridge: Callable[[Values, Values], Callable[[Values]
     }
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     ("name", "samples", "local", "pooled"),
     [

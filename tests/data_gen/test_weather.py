@@ -34,6 +34,7 @@ def test_typical_year_keeps_its_dni(typical: Weather) -> None:
     np.testing.assert_allclose(typical.diffuse, frame["dhi"].to_numpy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "place", "offset", "july"),
     [("miami", (25.8, -80.27), -5.0, 1964), ("sand-point", (55.32, -160.52), -9.0, 1991)],

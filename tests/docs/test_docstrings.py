@@ -15,6 +15,7 @@ GP = "pacbayes_fl.methods.pac_pfl.gp"
 PACKAGE = Path(pacbayes_fl.__file__).parent
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     ("code", "target"),
     [
@@ -53,6 +54,7 @@ def test_formulas_boxes_and_names_are_rewritten_and_sections_are_not() -> None:
     assert "*more: x_i and y\\_." in shown and ":returns: One: or two." in shown
 
 
+@pytest.mark.slow
 def test_every_formula_of_the_package_can_be_typeset() -> None:
     found = 0
     for file in PACKAGE.rglob("*.py"):

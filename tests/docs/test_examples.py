@@ -19,6 +19,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_is_short_and_runs(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(example.read_text("utf-8").splitlines()) < 60
@@ -33,6 +34,7 @@ def test_there_are_eight_and_every_one_stands_on_a_page() -> None:
     assert not [example.name for example in EXAMPLES if f"examples/{example.name}" not in text]
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_the_python_of_a_page_runs(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     space: dict[str, object] = {"__name__": page.stem}

@@ -37,6 +37,7 @@ def powers(path: Path, change: Mapping[int, Mapping[str, Any]] | None = None) ->
     return write_csv(path, table)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("more", [(), ("data.scale=none",), ("data.transform=yeo-johnson",)], ids=str)
 def test_predictions_end_at_the_bounds_of_their_rows(tmp_path: Path, more: tuple[str, ...]) -> None:
     path = powers(tmp_path / "rows.csv")

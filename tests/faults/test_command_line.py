@@ -90,6 +90,7 @@ def test_every_command_is_attacked() -> None:
     assert set(result.choices) == set(ARGUMENTS)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("command", ARGUMENTS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_whatever_happens_is_one_line_and_debug_shows_where(
@@ -274,6 +275,7 @@ SIZES: dict[str, tuple[str, list[str], Callable[[Path], None] | None, tuple[str,
 }
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("what", SIZES)
 def test_a_size_is_judged_before_it_is_allocated(what: str, tmp_path: Path) -> None:
     """The error says the size asked for, the limit and what to change, and nothing of that size was there before it."""
@@ -453,6 +455,7 @@ def test_no_command_lets_a_name_steer_the_terminal(heard: Heard) -> None:
 SETS = "report.certify.scheme=none"
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("name", [*NAMES.values(), "x" * 300 + "/../../y"], ids=[*NAMES, "long path"])
 def test_a_study_of_any_name_runs_below_runs(
     name: str, tmp_path: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch

@@ -220,6 +220,7 @@ def test_a_kill_before_any_change_of_the_disk_is_no_damage_and_costs_nothing(
     assert all(problems(copy) == {} for copy in distinct(copies))
 
 
+@pytest.mark.slow
 def test_a_kill_while_a_certificate_is_made_is_no_damage(at: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (at / "kept").mkdir()
     with seen_before_every_change(at / "run", at / "kept") as copies:
@@ -232,6 +233,7 @@ def test_a_kill_while_a_certificate_is_made_is_no_damage(at: Path, capsys: pytes
         assert told.err == "" and json.loads(told.out)["number"] == 2  # counted once, whenever it was killed
 
 
+@pytest.mark.slow
 def test_a_run_that_is_alive_is_looked_at_without_a_false_alarm(
     place: Path, at: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -391,6 +393,7 @@ def joint(found: Any, folder: Path, *_: Any) -> list[Path]:
     return []
 
 
+@pytest.mark.slow
 @fork
 def test_a_killed_comparison_ends_as_one_that_nobody_disturbed(
     at: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -488,6 +491,7 @@ def test_no_run_of_a_comparison_is_reached_through_a_link(there: Path, capsys: p
 AGAIN = ("clients.csv", "calibration.csv", "metrics.json", "labels.json", "predictions.safetensors", "manifest.json")
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     ("name", "what"), [*((name, "gone") for name in AGAIN), *((name, "middle byte flipped") for name in AGAIN[:-1])]
 )
@@ -519,6 +523,7 @@ def test_a_comparison_without_its_manifest_goes_on_as_is_advised(
     assert not capsys.readouterr().err
 
 
+@pytest.mark.slow
 @fork
 def test_a_killed_search_ends_as_one_that_nobody_disturbed_and_tries_nothing_twice(
     at: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

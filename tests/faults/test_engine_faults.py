@@ -81,6 +81,7 @@ def test_a_value_that_slipped_in_spoils_its_own_client_alone(part: str, value: f
 # 5 and 6: clients of no row and of one --------------------------------------------------------------------------
 
 
+@pytest.mark.law
 @every_federated
 def test_a_client_without_rows_is_refused_for_training_and_welcome_to_join(case: Case) -> None:
     none = (torch.zeros(0, 1), torch.zeros(0))
@@ -225,6 +226,7 @@ def federations(draw: st.DrawFn, huge: tuple[float, ...] = ()) -> Rows:
     return clients
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     clients=federations(huge=(1e60,)),
@@ -266,6 +268,7 @@ def test_a_round_gives_finite_numbers_or_a_named_error(
     event("finite")
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(clients=federations(), case=st.sampled_from(ALL))
 def test_every_method_predicts_finitely_on_ugly_rows(clients: Rows, case: Case) -> None:

@@ -113,6 +113,7 @@ def test_every_option_of_every_method(method: str, box: Box) -> None:
     assert len(box.inputs) == sum(fuzz.keys(method).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(2))
 def test_every_option_of_every_study(part: int, box: Box) -> None:
     names = list(METHODS)
@@ -262,6 +263,7 @@ def columns() -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_tables_in_parquet(full: Box) -> None:
     import pyarrow as pa
     from pyarrow import parquet
@@ -345,6 +347,7 @@ def odd_arrays(data: st.DataObject, arrays: Mapping[str, np.ndarray[Any, Any]]) 
     return changed
 
 
+@pytest.mark.slow
 def test_archives_of_arrays(full: Box) -> None:
     plain = tables.to_arrays(load(Study.from_table(fuzz.SMALL)))
 

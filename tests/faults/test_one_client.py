@@ -118,6 +118,7 @@ RUINOUS = [
 ]
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("sets", RUINOUS, ids=",".join)
 def test_a_rate_that_ruins_everything_ends_with_one_line_that_names_it(
     sets: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -192,6 +193,7 @@ class Stumbling(Poisoned):
         return super().client(message, state, batch, noise)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("name", ["pfedbayes", "sfedbayes", "fedsi", "bpfed"])
 def test_a_round_is_undone_bit_by_bit_from_the_file_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the states of before are not in memory any more, they come back as they were."""

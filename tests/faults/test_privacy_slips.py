@@ -267,6 +267,7 @@ def test_a_simulation_shows_no_epsilon_by_its_plain_name(
 # what may leave -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     ("sets", "may_leave"),
     [

@@ -45,6 +45,7 @@ def paid(folder: Path) -> list[str]:
     return [charge.message for charge in Ledger(folder, Budget(1e300, 1e-9)).charges]
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_private_run_scales_across_clients_and_gives_newcomers_the_same(
     table: Path, tmp_path: Path, kind: str
@@ -75,6 +76,7 @@ def test_a_private_run_scales_across_clients_and_gives_newcomers_the_same(
     assert isinstance(mine, Prediction) and isinstance(theirs, Prediction) and torch.equal(mine.mean, theirs.mean)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("stage", ["before the scaling", "before the first checkpoint", "after a round"])
 def test_a_crash_at_any_stage_neither_draws_nor_pays_again(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str

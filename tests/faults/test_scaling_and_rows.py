@@ -217,6 +217,7 @@ def test_a_run_goes_on_in_the_units_that_it_began_in(tmp_path: Path) -> None:
     assert float(anew.mean[0]) > 0.5 + json.loads(before)["columns"][0]["mean"]
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("asked", [*(f"scale={kind}" for kind in get_args(ColumnScale)), "client_inputs=summaries"])
 @pytest.mark.parametrize("method", ["pac-pfl", "ridge"])
 def test_what_is_predicted_of_a_client_is_what_its_run_reported_in_every_scale(
@@ -519,6 +520,7 @@ def test_newcomers_beside_a_broken_one_are_printed_before_the_error(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     ("what", "value", "cohort"),
     [("server", math.nan, "none"), ("clients", math.inf, "none"), ("clients", math.nan, "1")],
@@ -565,6 +567,7 @@ def powers(path: Path) -> Path:
     return write_csv(path, table)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("scale", ["client", "pooled", "none"])
 def test_predictions_end_at_the_bounds_of_the_target(tmp_path: Path, scale: str) -> None:
     path, sets = powers(tmp_path / "rows.csv"), ("method.name=ridge", f"data.scale={scale}")

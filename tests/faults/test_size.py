@@ -62,6 +62,7 @@ def peak(work: Callable[[], Any]) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_reading_a_data_set_takes_memory_by_its_rows() -> None:
     """Eight times the clients: as much a client, where a mask a client would be eight times as much."""
     few, many = (peak(partial(tables.from_arrays, arrays(clients), {})) for clients in (250, 2000))
@@ -167,6 +168,7 @@ def test_methods_whose_clients_keep_something_are_among_those_attacked() -> None
     assert {"pfedbayes", "sfedbayes", "cfedbayes", "bpfed", "fedsi", "local"} <= set(STATEFUL)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("name", STATEFUL)
 def test_memory_between_rounds_is_that_of_the_clients_that_took_part(name: str) -> None:
     """One client of five a round: as many states as clients were drawn, however many rounds there were."""
@@ -183,6 +185,7 @@ def test_memory_between_rounds_is_that_of_the_clients_that_took_part(name: str) 
     assert start.kept.bytes == 0
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("name", STATEFUL)
 def test_rounds_of_all_clients_share_nothing_and_leave_nothing_behind(name: str) -> None:
     method, batch = from_recipe(METHODS[name], 1), federation(1)

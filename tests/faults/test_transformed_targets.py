@@ -41,6 +41,7 @@ def own_rows(path: Path, client: str) -> list[dict[str, str]]:
         ]
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("scale", ["client", "pooled", "shrunk", "none"])
 def test_predictions_and_scores_are_of_the_target(tmp_path: Path, scale: str) -> None:
     path = prices(tmp_path / "rows.csv")
@@ -71,6 +72,7 @@ def test_predictions_and_scores_are_of_the_target(tmp_path: Path, scale: str) ->
         assert -1 < float(empty.lower.min()) and float(empty.upper.max()) < 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", ["log1p", "logit"])
 def test_learning_is_that_on_a_file_of_transformed_targets(tmp_path: Path, transform: str) -> None:
     """From the ridge start over summaries of clients to predictions; scores while it learns are of the target."""
@@ -113,6 +115,7 @@ def test_targets_that_have_no_transform_are_refused_by_client_and_value(tmp_path
         run.run(on_csv(labelled, "method.name=fedavg", "data.task=classification", "data.transform=log1p"))
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     "sets",
     [("logit", "data.lower_bound=-2", "data.upper_bound=1000"), ("yeo-johnson",), ("log1p", "data.lower_bound=-0.5")],
@@ -138,6 +141,7 @@ def test_a_gaussian_process_goes_on_with_a_transform_and_is_read_again(tmp_path:
     )
 
 
+@pytest.mark.slow
 def test_a_power_that_is_learned_is_that_number_wherever_the_run_is_used(tmp_path: Path) -> None:
     """The run, its resumption, joins, predictions and its release are those of a study that gives the power."""
     path, sets = prices(tmp_path / "rows.csv"), (*quick("pac-pfl"), "data.transform=yeo-johnson")
@@ -199,6 +203,7 @@ def test_means_that_are_too_large_for_a_number_are_said_by_client_with_the_bound
     assert np.isfinite(ended.column("existing", "rmse_raw")).all()
 
 
+@pytest.mark.slow
 def test_standard_deviations_that_say_little_are_named_where_they_are_written(tmp_path: Path) -> None:
     path = prices(tmp_path / "rows.csv")
     sets = (*quick("pac-pfl"), "data.transform=yeo-johnson", "model.likelihood=student-t", "federation.rounds=1")

@@ -139,6 +139,7 @@ def test_a_bad_reply_is_refused_by_name_and_the_others_count(reply: Any, text: s
     assert len(result.reasons[LIAR]) < 400 and result.reasons[LIAR].isprintable()
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(("reply", "text"), BAD.values(), ids=BAD.keys())
 def test_a_client_whose_good_reply_comes_too_counts_by_it_and_the_bad_one_is_told(reply: Any, text: str) -> None:
     for order in ([(LIAR, reply), *HONEST.items()], [*HONEST.items(), (LIAR, reply)]):
@@ -207,6 +208,7 @@ def hidden(present: tuple[str, ...]) -> Any:
     return next(engine.play(player(METHOD, BATCH, PLAN, lost, aggregator), STATE))
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("present", [NAMES, NAMES[2:], ()], ids=len)
 def test_private_rounds_divide_by_a_number_that_does_not_depend_on_who_replied(present: Any) -> None:
     """Step of the server: the sum of what came over all five clients."""

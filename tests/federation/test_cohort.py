@@ -62,6 +62,7 @@ def test_the_order_of_the_clients_changes_nothing() -> None:
 # Poisson --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("seed", [0, None], ids=["seed", "system"])
 @pytest.mark.parametrize("share", [0.03, 0.4, 0.9])
 def test_everybody_takes_part_with_the_same_chance_whatever_the_others_do(seed: int | None, share: float) -> None:

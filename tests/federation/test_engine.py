@@ -59,6 +59,7 @@ def test_no_rounds_leave_the_start() -> None:
     )
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(("size", "train"), [(None, "cohort"), (3, "cohort"), (3, "all")])
 @pytest.mark.parametrize("method", [Toy(1), pac_pfl(), pac_pfl(minibatch=3)], ids=["toy", "pac-pfl", "minibatch"])
 def test_a_resumed_run_goes_on_bit_by_bit(method: Any, size: int | None, train: Any) -> None:

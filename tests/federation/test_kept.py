@@ -159,6 +159,7 @@ def test_the_start_is_that_of_the_method() -> None:
     assert kept.clients == batch.clients and kept.bytes == 0
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("at_hand", [0, 72, 2**26])
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(

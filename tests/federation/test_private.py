@@ -643,6 +643,7 @@ class Crash(BaseException):
     """What no handler of the library takes for its own."""
 
 
+@pytest.mark.law
 @pytest.mark.filterwarnings("ignore:round . undone")
 @pytest.mark.parametrize("at", range(1, 6))
 def test_no_crash_forgets_that_rates_were_halved_and_buys_an_undone_round_again(

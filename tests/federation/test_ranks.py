@@ -89,6 +89,7 @@ def test_a_process_that_ends_is_named_by_the_others(how: str, said: str, tmp_pat
     assert said in together(2, tmp_path, work)[0]
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("common", [True, False], ids=["after a round", "outside of rounds"])
 @pytest.mark.parametrize("killed", [True, False], ids=["one was killed", "all were stopped"])
 def test_a_process_that_is_stopped_names_the_one_that_was_killed_but_none_that_was_stopped_too(

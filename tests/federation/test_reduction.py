@@ -94,6 +94,7 @@ def test_a_cohort_is_what_a_rule_has_to_do_with() -> None:
             reduction.check(s.method, s.message, clients, FederationPlan(aggregate="median", cohort=cohort))
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("kind", ROBUST)
 def test_a_round_over_a_network_is_joined_as_on_one_device(kind: robust.Aggregate) -> None:
     s = one()

@@ -55,6 +55,7 @@ def numbers(record: Any) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(value, dtype=torch.float64) for name, value in found.items() if name != "whose"}
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     "more",
     [{}, {"cohort": 3}, {"cohort": 3, "train": "all"}, {"aggregate": "median"}, {"aggregate": WITHOUT_FARTHEST}],
@@ -122,6 +123,7 @@ def test_one_who_fails_is_named_with_the_reason_and_moves_nobody() -> None:
         played(player(method, BATCH, replace(plan, min_clients=5), lost()))
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("private_", [False, True], ids=["plain", "private"])
 @pytest.mark.parametrize("cohort", [None, 3])
 def test_whose_reply_does_not_arrive_has_the_state_of_one_who_was_not_asked(cohort: int | None, private_: bool) -> None:
@@ -166,6 +168,7 @@ def states(reached: Any, method: Any, seed: int, last: Any) -> list[Any]:
     return [node.state(message, seed, last.watch.since) for node in reached.nodes]
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(("cohort", "train"), [(None, "cohort"), (3, "cohort"), (3, "all")])
 @pytest.mark.parametrize("silent", [(), NAMES, NAMES[2:4]], ids=["all there", "nobody", "others missing"])
 def test_a_release_that_the_server_outlived_counts_those_who_were_in_it_whoever_is_there_afterwards(

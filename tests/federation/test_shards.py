@@ -35,6 +35,7 @@ def last(cohort: int | None, ranks: Ranks | None) -> FederationState:
     return [state for _, state in engine.rounds(from_recipe(METHODS["pfedbayes"], 1), ROWS, plan, ranks=ranks)][-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cohort", [None, 2])
 def test_each_process_saves_its_clients_and_a_reader_has_them_all(cohort: int | None, tmp_path: Path) -> None:
     def work(ranks: Ranks) -> dict[str, torch.Tensor]:

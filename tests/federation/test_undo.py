@@ -108,6 +108,7 @@ def test_the_last_state_holds_when_three_halvings_were_not_enough() -> None:
     assert [float(state.server.theta) for state in states] == [-9.0] and states[0].watch.halved == 3
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("begin", [0.0, 1e-9, 1.0, 1e5])
 @pytest.mark.parametrize("shift", [0.0, -1e4, 1e4])
 def test_a_start_of_any_size_and_an_objective_of_any_sign_are_no_trouble(begin: float, shift: float) -> None:

@@ -41,6 +41,7 @@ def test_with_all_rows_as_points_it_is_the_exact_evidence(name: str, power: Tens
     close(found.score, exact.score, 1e-7)
 
 
+@pytest.mark.law
 @every_model
 def test_value_and_gradient_are_those_of_the_definition_under_autograd(name: str) -> None:
     """Rows and points of one client at a time, without padding, under a jitter of none."""
@@ -59,6 +60,7 @@ def test_value_and_gradient_are_those_of_the_definition_under_autograd(name: str
             close(found.score[k : k + 1, p : p + 1], torch.autograd.grad(value.sum(), leaf)[0], 1e-7)
 
 
+@pytest.mark.law
 @pytest.mark.quick
 @every_model
 def test_it_is_below_the_evidence_and_a_point_more_never_lowers_it(name: str) -> None:

@@ -75,6 +75,7 @@ def exact_variance(model: WeightModel, theta: Tensor, batch: ClientBatch, index:
 # the diagonal -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.usefixtures("chunks")
 def test_the_diagonal_is_the_definition_s(name: str) -> None:
@@ -109,6 +110,7 @@ def test_the_diagonal_is_the_hessian_s_where_outputs_are_linear() -> None:
 # posterior variances ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("size", [3, 25], ids=["fewer weights than outputs", "more weights than outputs"])
 @pytest.mark.parametrize("name", SMALL)
 def test_variances_are_the_inverse_s_by_every_route(name: str, size: int, chunks: bool) -> None:
@@ -118,6 +120,7 @@ def test_variances_are_the_inverse_s_by_every_route(name: str, size: int, chunks
     close(result, exact_variance(model, theta, batch, index, prior))
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.usefixtures("chunks")
 def test_a_precision_is_the_definition_s(name: str) -> None:
@@ -132,6 +135,7 @@ def test_a_precision_is_the_definition_s(name: str) -> None:
         close(factor[k] @ factor[k].T, exact)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 25])
 def test_variances_of_a_vgg(size: int) -> None:
     model, theta, batch, prior = scene("vgg")
@@ -350,6 +354,7 @@ def precision_before(known: SubnetworkPrecision, more: Tensor, variance: Tensor,
     return whole
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("name", SMALL)
 def test_more_rows_add_their_curvature_to_a_precision_and_the_divergence_is_the_oracle_s(
     name: str, chunks: bool

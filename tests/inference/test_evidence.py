@@ -125,6 +125,7 @@ def test_the_evidence_of_rows_with_noise_and_clients_with_slopes_of_their_own_is
             assert result.log_evidence[k, p].item() == pytest.approx(expected, rel=1e-10)
 
 
+@pytest.mark.law
 @pytest.mark.quick
 @every_model
 @pytest.mark.parametrize("shared", [True, False])
@@ -168,6 +169,7 @@ def by_quadrature(prior: MultivariateNormal, noise: Tensor, y: Tensor, power: fl
     )
 
 
+@pytest.mark.law
 @every_model
 @pytest.mark.parametrize("each", [(0.5, 3.0), (12.5, 1.0)], ids=str)
 def test_a_tempered_evidence_is_the_expectation_of_the_tempered_likelihood(

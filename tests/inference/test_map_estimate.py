@@ -74,6 +74,7 @@ def by_hand(
     return own.data, total
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(("optimiser", "momentum"), [("adam", 0.0), ("sgd", 0.0), ("sgd", 0.9)])
 @pytest.mark.parametrize("engine", ["philox", "generators"])
 @pytest.mark.parametrize("minibatch", [3, 50])
@@ -94,6 +95,7 @@ def test_a_fit_is_torch_s_optimiser_on_every_client_alone(
         assert (theta[k] - start[k]).abs().max() > 0.01
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("weight", [None, 0.03])
 @pytest.mark.parametrize("shared", [True, False], ids=["prior of all", "prior of each"])
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
@@ -126,6 +128,7 @@ def test_an_infinite_variance_draws_nothing() -> None:
     assert torch.equal(drawn.theta, plain.theta)
 
 
+@pytest.mark.slow
 def test_a_narrow_prior_holds_the_weights_and_a_wide_one_lets_them_go() -> None:
     local, batch, start = LocalDescent(steps=400, rate=0.02), clients(), randn(30, K, D)
     mean, distances = 0.1 * randn(31, D), []

@@ -110,6 +110,7 @@ def test_one_pass_over_the_draws_is_the_definition(name: str, engine: Engine, dr
     assert (result.effective >= 1 - 1e-12).all() and (result.effective <= draws + 1e-12).all()
 
 
+@pytest.mark.law
 @every_model
 def test_the_score_is_the_slope_of_the_estimate(name: str) -> None:
     model, batch, step = MODELS[name], clients(name, 5, 2), 1e-5

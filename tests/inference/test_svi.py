@@ -51,6 +51,7 @@ def plain_loss(local: LocalInference, q: list[Tensor], w: list[Tensor], rows: An
     return loss
 
 
+@pytest.mark.law
 @pytest.mark.quick
 @pytest.mark.parametrize("engine", ["philox", "generators"])
 @pytest.mark.parametrize("divergence", ["forward", "reverse"])

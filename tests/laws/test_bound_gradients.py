@@ -69,6 +69,7 @@ def client_bound(name: str, given: Mapping[str, Tensor], n: Tensor, premises: Pr
     return BOUNDS[name].certify({**given, "n": n}, given["delta"], premises, draws).value
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(("drawn", "private"), [(False, True), (True, False)])
 @pytest.mark.parametrize("name", CLIENT_BOUNDS)
 def test_every_client_bound_has_the_slopes_of_its_values(name: str, drawn: bool, private: bool) -> None:
@@ -91,6 +92,7 @@ def test_the_weight_of_the_lambda_form_has_slopes_too() -> None:
     )
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("name", [name for name in CLIENT_BOUNDS if "risk" in BOUNDS[name].needs])
 @pytest.mark.parametrize(("risk", "kl"), [(0.0, 5.0), (0.0, 0.0), (0.2, 0.0), (1.0, 5.0), (1.0, 0.0)])
 def test_slopes_at_the_edges_are_those_from_inside_and_never_none(name: str, risk: float, kl: float) -> None:

@@ -105,6 +105,7 @@ def test_every_command_has_json_or_says_why_not() -> None:
         assert parser().parse_args([command, *line]).json_keys
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("command", LINES)
 def test_json_is_one_document_with_the_keys_that_the_help_says(command: str, output: Output) -> None:
     found = json.loads(output(command, ["--json"]), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
@@ -119,6 +120,7 @@ def test_json_is_one_document_with_the_keys_that_the_help_says(command: str, out
     assert not missing, f"{command} --json has no {missing}: {list(entry)}"
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("command", [name for name in LINES if name not in CSV])
 def test_no_line_of_a_table_is_wider_than_the_terminal(
     command: str, output: Output, monkeypatch: pytest.MonkeyPatch

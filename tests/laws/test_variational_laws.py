@@ -175,6 +175,7 @@ def test_moments_of_exact_posteriors_are_em(name: str, private: bool, chunks: in
     assert all(after > before for before, after in pairwise(values))
 
 
+@pytest.mark.law
 @every_variational
 @pytest.mark.parametrize("zeta", [1.0, 0.01])
 def test_batches_of_later_rows_in_any_order_are_one_batch(name: str, zeta: float, two_points: None) -> None:
@@ -287,6 +288,7 @@ def three_clients() -> tuple[ClientBatch, Any, Any]:
     return ClientBatch.pad(clients), np.array(estimates), np.array(precisions)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     ("aggregation", "optimiser", "slack"),
     [("moments", "adam", 0.03), ("moments", "sgd", 0.03), ("tracked", "sgd", 0.1)],
@@ -320,6 +322,7 @@ def test_adam_on_w_walks_away_from_the_optimum() -> None:
 # the personal part of BPFed -------------------------------------------------------------------------------------
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("aggregation", ["tracked", "moments"])
 @pytest.mark.parametrize("prior", ["cumulative", "divide"])
 def test_a_personal_part_counts_its_rows_once_per_round_or_once(prior: Any, aggregation: Any, two_points: None) -> None:
@@ -368,6 +371,7 @@ def test_matched_spikes_and_slabs_are_the_minimiser() -> None:
 # what nobody's rows touch -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("aggregation", ["tracked", "moments", "tracked-moments"])
 @pytest.mark.parametrize("name", VARIATIONAL)
 def test_weights_of_an_input_that_is_always_zero_stay_bit_by_bit(name: str, aggregation: str) -> None:

@@ -172,6 +172,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.law
 @pytest.mark.quick
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("noise", ["philox", "generators"])
@@ -289,6 +290,7 @@ def rounds_of(model: BayesianMLP, batch: ClientBatch, rounds: int, steps: int = 
     return algorithm, engine.run_rounds(algorithm, batch, FederationPlan(rounds=rounds, seed=2))
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("form", FORMS_OF_PRIOR)
 @pytest.mark.parametrize("rounds", [1, 2, 4])
 def test_rows_of_one_client_count_once_a_round_or_once(form: str, rounds: int) -> None:

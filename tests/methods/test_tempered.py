@@ -59,6 +59,7 @@ def test_a_temperature_moves_probabilities_and_neither_labels_nor_training(case:
         assert isinstance(moved[name][0], FinitePosterior) == isinstance(posterior, FinitePosterior)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("case", LABELLED, ids=str)
 def test_divergences_and_mistakes_do_not_know_of_it_and_likelihoods_are_those_of_tempered_draws(case: Case) -> None:
     known, result = scene(case, case.dimensions[-1]), []

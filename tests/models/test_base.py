@@ -224,6 +224,7 @@ TASKS: dict[str, tuple[WeightModel, BayesianMLP]] = {
 }
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("name", EVERY_METHOD)
 def test_a_user_s_program_goes_through_every_method_as_the_library_s_own_network_does(name: str, task: str) -> None:

@@ -78,6 +78,7 @@ def test_no_page_has_an_error_an_overlap_or_weak_letters(browser: Any, written: 
             assert browser.execute_script(STRUCTURE) == [], where
 
 
+@pytest.mark.slow
 def test_what_lies_over_something_is_found(browser: Any, written: dict[str, Path]) -> None:
     """The checks themselves, on a page that is spoiled."""
     opened(browser, written["search"], 400)

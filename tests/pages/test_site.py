@@ -66,6 +66,7 @@ def slow_site(site: Path) -> Iterator[str]:
         server.shutdown()
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(("wide", "scheme"), [(400, "light"), (400, "dark"), (1400, "light"), (1400, "dark")])
 def test_pages_of_each_kind_can_be_read(wide: int, scheme: str, site: Path, browser: Any) -> None:
     for name in PAGES:
@@ -74,6 +75,7 @@ def test_pages_of_each_kind_can_be_read(wide: int, scheme: str, site: Path, brow
         assert browser.get_log("browser") == [], name
 
 
+@pytest.mark.slow
 def test_no_name_of_the_index_is_cut(site: Path, browser: Any) -> None:
     names = "[...document.querySelectorAll('.indextable a')].map(name => name.getBoundingClientRect().right)"
     for wide in (400, 1000, 1250, 1400):
@@ -81,6 +83,7 @@ def test_no_name_of_the_index_is_cut(site: Path, browser: Any) -> None:
         assert browser.execute_script(f"return Math.max(...{names}) <= document.body.clientWidth"), wide
 
 
+@pytest.mark.slow
 def test_nothing_moves_while_a_long_page_loads(slow_site: str, browser: Any) -> None:
     """Neither the contents at the right nor rows of a table push away what is read already."""
     for name in LONG:

@@ -203,6 +203,7 @@ def test_a_table_without_clients_is_refused(tmp_path: Path) -> None:
     assert save_certificates([table(())], tmp_path) == save_certificates([], tmp_path) == []
 
 
+@pytest.mark.slow
 def test_every_table_has_its_files_and_they_are_the_same_each_time(tmp_path: Path) -> None:
     tables = [table(), replace(table(), bound="theorem-4.2")]
     written = save_certificates(tables, tmp_path / "figures")

@@ -105,6 +105,7 @@ def test_joint_figures_of_classifiers(classes: Callable[..., Result], tmp_path: 
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in files]
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("name", FIGURES)
 @pytest.mark.parametrize("groups", [(1, 0), (0, 2), (3, 1)])
 def test_every_axis_is_labelled_for_any_number_of_clients(
@@ -218,6 +219,7 @@ def assert_literal(figure: Figure) -> None:
         assert axis.get_window_extent().width > 20
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("name", ALONE)
 def test_no_name_is_mathematics_in_a_figure(
     name: str, made: Callable[..., Result], classes: Callable[..., Result]
@@ -233,6 +235,7 @@ def test_no_name_is_mathematics_in_a_figure(
     assert drawn
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("name", JOINT)
 def test_no_name_is_mathematics_in_a_joint_figure(
     name: str, made: Callable[..., Result], classes: Callable[..., Result]

@@ -126,6 +126,7 @@ def test_the_diagonal_posterior(name: str) -> None:
     scene.compare(ours, theirs)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("backend", [CurvlinopsGGN, BackPackGGN], ids=["curvlinops", "backpack"])
 @pytest.mark.parametrize("size", [5, 40])
 @pytest.mark.parametrize("name", MODELS)

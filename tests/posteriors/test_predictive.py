@@ -166,6 +166,7 @@ def test_components_far_apart_and_of_no_weight_do_no_harm() -> None:
     assert not (ours.sample(4000, Noise(0, 1, (5,))) > 1e6).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["philox", "generators"])
 def test_draws_have_the_moments_and_the_law_of_the_mixture(engine: str) -> None:
     ours, draws = mixture(1), 20000

@@ -102,6 +102,7 @@ def test_quantiles_are_the_smallest_targets_that_reach_the_level(name: str) -> N
             np.testing.assert_allclose(reached, level, rtol=1e-9)
 
 
+@pytest.mark.law
 @every
 def test_draws_have_the_distribution_and_belong_to_their_client_and_row(name: str) -> None:
     result, _ = MIXTURES[name]

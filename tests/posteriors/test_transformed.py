@@ -121,6 +121,7 @@ def test_quantiles_and_draws_agree_with_the_distribution_function(of: Transform)
     assert draws.min() > low and draws.max() < high
 
 
+@pytest.mark.law
 @TRANSFORMED
 def test_crps_is_the_pinball_loss_over_levels(of: Transform) -> None:
     one, y = pushed(of), torch.tensor([[0.3, -0.2], [2.9, 0.4]], dtype=F64)
@@ -132,6 +133,7 @@ def test_crps_is_the_pinball_loss_over_levels(of: Transform) -> None:
     torch.testing.assert_close(one.ranked_score(y), expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.law
 @TRANSFORMED
 def test_units_change_what_they_should(of: Transform) -> None:
     one, loc, scale = pushed(of, -0.5, 4.0), torch.tensor([5.0, -1.0], dtype=F64), torch.tensor([2.0, 0.5], dtype=F64)
@@ -183,6 +185,7 @@ def test_an_infinite_mean_is_on_the_side_where_targets_go_on_without_end() -> No
             assert float(pushed(of, inner=wide).mean) == end
 
 
+@pytest.mark.law
 @TRANSFORMED
 def test_bounds_of_rows_are_those_of_each_alone(of: Transform) -> None:
     low, high = torch.tensor([[0.3, 0.1], [0.1, 0.2]], dtype=F64), torch.tensor([[0.6, 0.9], [0.7, 0.5]], dtype=F64)

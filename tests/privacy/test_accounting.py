@@ -51,6 +51,7 @@ TABLE = [
 ]
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(("sigma", "clients", "size", "rounds", "at", "rdp", "pld"), TABLE)
 def test_subsampled_gaussian_noise(
     sigma: float, clients: int, size: int | None, rounds: int, at: float, rdp: float, pld: float
@@ -63,6 +64,7 @@ def test_subsampled_gaussian_noise(
     assert delta(charges, rdp, "rdp") == pytest.approx(at, rel=1e-2)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("multiplier", [0.01, 0.3, 30.0])
 def test_the_closed_form_holds_for_much_and_for_little_noise(multiplier: float) -> None:
     charges = [gaussian(multiplier)] * 4
@@ -83,6 +85,7 @@ def test_gaussian_noise_of_twenty_sensitivities_a_hundred_times() -> None:
     assert delta(charges, 2.5242629560940406, "zcdp") == pytest.approx(1e-5, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_replacing_a_client_costs_what_half_the_noise_does() -> None:
     charges = [gaussian(10.0, ANY)] * 100
     assert epsilon(charges, 1e-5, "rdp") == pytest.approx(10.7255096964, abs=1e-8)
@@ -221,6 +224,7 @@ def test_algorithm_3_would_need_this_noise_for_what_it_prints() -> None:
     assert noise_multiplier("paper_algorithm_3", Budget(10.0, 0.0), 50, cohorts, 100) / 20 == pytest.approx(5.0)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("method", ["zcdp", "rdp", "auto"])
 @pytest.mark.parametrize(("kind", "cohorts"), [("gaussian", ALL), ("gaussian", ANY), ("paper_algorithm_3", ANY)])
 def test_the_least_noise_of_a_budget_is_within_it_and_less_is_not(method: Any, kind: Any, cohorts: Cohorts) -> None:
@@ -241,6 +245,7 @@ def test_the_noise_for_poisson_cohorts() -> None:
     assert multiplier == pytest.approx(2.0, rel=2e-3)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(("sigma", "share"), [(0.5, 0.03), (0.7, 0.1), (2.0, 0.2), (3.0, 0.5), (30.0, 0.5), (8.0, 0.6)])
 def test_cohorts_of_any_share_are_accounted_for_without_a_word(
     logged: list[logging.LogRecord], sigma: float, share: float
@@ -257,6 +262,7 @@ def test_cohorts_of_any_share_are_accounted_for_without_a_word(
 GAUSSIANS = st.tuples(st.floats(0.5, 20), st.integers(1, 500), st.integers(1, 100))
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(GAUSSIANS, st.floats(1.01, 3), st.integers(1, 500), st.floats(1e-8, 5e-3), st.sampled_from(["rdp", "zcdp"]))
 def test_more_noise_fewer_rounds_smaller_cohorts_and_a_larger_delta_cost_no_more(

@@ -45,6 +45,7 @@ def test_the_claim_of_algorithm_3_is_caught(cohorts: Cohorts, measured: float) -
     assert result.holds and result.reported == pytest.approx(10 * cohorts.sensitivity)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     ("kind", "ratio", "rounds", "cohorts"),
     [
@@ -66,6 +67,7 @@ def test_the_audit_nearly_reaches_a_tight_claim() -> None:
     assert near.gaussian is not None and 0.9 < near.gaussian / near.reported <= 1 and near.lower > 1
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     ("kind", "ratio", "rounds", "cohorts"),
     [

@@ -154,6 +154,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert len(ledger) == 2 and ledger.epsilon() == pytest.approx(0.2)
 
 
+@pytest.mark.slow
 def test_no_kill_at_any_moment_loses_a_payment(tmp_path: Path) -> None:
     budget, paid = Budget(1e9, 0.0), 0
     reader, report = os.pipe()

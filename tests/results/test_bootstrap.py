@@ -91,6 +91,7 @@ def one_by_one(values: list[list[float]], seed: int) -> tuple[float, float, floa
     return float(np.mean([row.mean() for row in rows])), float(low), float(high)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("block", [1, 37, 1000, 2**20])
 @pytest.mark.parametrize("n_seeds", [1, 3])
 def test_bootstraps_of_many_metrics_are_those_of_each_alone_bit_by_bit(

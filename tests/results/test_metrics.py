@@ -113,6 +113,7 @@ OWN = Metric(
 )
 
 
+@pytest.mark.slow
 def test_one_record_brings_a_metric_into_every_table_figure_label_and_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

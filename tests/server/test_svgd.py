@@ -97,6 +97,7 @@ def fixed_point(particles: int) -> np.ndarray[Any, Any]:
     return whole(solved.x)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     ("particles", "outermost", "variance"), [(2, 0.7411519036837, 0.549), (3, 1.0056552122, 0.674), (5, None, None)]
 )

@@ -56,6 +56,7 @@ CASES = {
 }
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("case", CASES)
 def test_what_certify_refuses_for_the_study_s_sake_is_said_before_the_training(case: str, tmp_path: Path) -> None:
     """The law of `foreseen`: it warns where, and only where, the trained run has no certificate, and of all reasons."""

@@ -54,6 +54,7 @@ def assert_same_tables(there: Result, here: Result, tolerance: float) -> None:
             assert said.values[name] == pytest.approx(known.values[name], rel=tolerance, abs=tolerance)
 
 
+@pytest.mark.slow
 def test_with_all_shared_the_tables_are_those_of_one_machine(tmp_path: Path) -> None:
     """Columns are scaled across clients, a part of the rows is kept for certificates, and a cohort trains."""
     sets = [*SMALL, ALL, "federation.cohort=15", "report.certify.scheme=split", "report.certify.independent=true"]
@@ -139,6 +140,7 @@ def test_rows_that_are_not_shared_are_not_told(tmp_path: Path) -> None:
     assert set(told) == {1.0} and len(told) == 24 and result.clients == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("compress", "tolerance"), [("float16", 0.1), ("bfloat16", 0.3)])
 def test_a_quarter_of_the_bytes_costs_some_digits(compress: str, tolerance: float, tmp_path: Path) -> None:
     plain = Study.from_toml("polynomial", [*SMALL, "data.scale=client"])

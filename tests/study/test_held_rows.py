@@ -50,6 +50,7 @@ def test_both_parts_together_are_the_training_rows_and_no_row_is_in_both(share: 
     assert division.dataset.groups["new"] is dataset.groups["new"]
 
 
+@pytest.mark.slow
 def test_every_row_is_as_likely_to_be_held_wherever_it_stands() -> None:
     dataset = load(tiny())
     counts = torch.zeros_like(dataset.groups["existing"].train.mask, dtype=torch.float64)

@@ -271,6 +271,7 @@ def test_the_study_of_every_method_runs(method: str, tmp_path: Path) -> None:
     assert {client.group for client in result.clients} == {"existing"} and len(result.clients) == 4
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("method", METHODS)
 def test_every_option_stands_in_it_at_its_default(method: str, tmp_path: Path) -> None:
     data, out = table(tmp_path, **targets(method)), tmp_path / "first.toml"

@@ -151,6 +151,7 @@ def sixteen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("method", ["fedavg", "pfedbayes", "bpfed", "fedsi", "pac-pfl-bnn"])
 def test_the_network_of_pac_pfls_images_is_for_every_method_on_weights(sixteen: Path, method: str) -> None:
     rows = {"clients": 2, "train": 2, "test": 1, "validation": 0}

@@ -145,6 +145,7 @@ def test_a_method_and_a_metric_of_ones_own_run_from_the_command_line(
     assert main(["run", study, "--out", str(out), "--quiet", "--resume", "--rounds", "3"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("paged")
 def test_a_comparison_shows_metrics_of_ones_own_with_their_better_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -308,6 +309,7 @@ def test_a_rule_that_gives_no_step_ends_a_run_by_its_name(tmp_path: Path, capsys
         shutil.rmtree(out)
 
 
+@pytest.mark.slow
 def test_a_loss_of_ones_own_is_certified_and_counted_by_what_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -340,6 +342,7 @@ def test_a_loss_of_ones_own_is_certified_and_counted_by_what_it_is(
     assert main(["show", str(out)]) == 0
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

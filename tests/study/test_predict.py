@@ -63,6 +63,7 @@ def assert_prediction(got: Prediction, expected: dict[str, torch.Tensor]) -> Non
         torch.testing.assert_close(getattr(got, name), values, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("method", ["pac-pfl", "pooled-ridge", "persistence"])
 @pytest.mark.parametrize("client", ["existing_0", "existing_2", "new_1"])
 def test_predicting_test_rows_gives_what_the_run_reported(
@@ -84,6 +85,7 @@ def test_other_clients_rows_do_not_count_and_without_a_client_column_all_are_its
     assert_prediction(predict(runs("pac-pfl"), "existing_1", alone), expected)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("method", ["pac-pfl", "ridge", "persistence"])
 @pytest.mark.parametrize("mark", ["empty", "nan", "split"])
 def test_a_client_that_joins_is_treated_like_a_new_client_of_the_run(

@@ -135,6 +135,7 @@ def test_a_users_table_of_labels_from_training_to_joining(tmp_path: Path) -> Non
     assert len(predict(opened, "c0", tmp_path / "ask.csv", write_csv(tmp_path / "later.csv", later)).label) == 10
 
 
+@pytest.mark.slow
 def test_networks_learn_polynomials_end_to_end(tmp_path: Path) -> None:
     sets = ["method.name=pfedbayes", "method.steps=10", "method.rate=0.02", "method.zeta=0.05", "federation.rounds=20"]
     one = tiny(*sets, "model.widths=[20]", "method.draws=5")

@@ -229,6 +229,7 @@ def test_the_command_prints_the_statement(tmp_path: Path, capsys: pytest.Capture
     assert cli.main(["show", str(folder)]) == 0 and "-DP; " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_guarantee_depends_on_what_was_asked_for(tmp_path: Path) -> None:
     pure = said(run(tmp_path / "pure", ON, "privacy.mechanism=laplace", "privacy.clip=0.5"))
     assert (pure["delta"], pure["clip"], pure["neighbours"]) == (0.0, 0.5, "add-or-remove")
@@ -242,6 +243,7 @@ def test_the_guarantee_depends_on_what_was_asked_for(tmp_path: Path) -> None:
     assert mine["epsilon"] == epsilon([Charge("gaussian", 50.0, COORDINATES, Cohorts(4))] * ROUNDS, 0.001) < 10
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     ("sets", "kind", "neighbours", "clients"),
     [
@@ -316,6 +318,7 @@ def test_a_clip_that_follows_norms_costs_what_one_that_stays_does_and_says_what_
         run(tmp_path, ON, "privacy.clip_quantile=0.6", "privacy.clip=0.1", resume=True)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace", "knorm"])
 def test_a_subspace_costs_what_messages_of_its_dimension_cost_and_the_label_says_so(
     tmp_path: Path, mechanism: str
@@ -407,6 +410,7 @@ def _parts() -> tuple[Any, Any]:
     return method, groups["existing"].train
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("name", ["pfedbayes", "sfedbayes", "cfedbayes", "bpfed", "fedsi", "fedavg", "pac-pfl-bnn"])
 def test_every_kind_of_method_runs_privately(tmp_path: Path, name: str) -> None:
     own = {"cfedbayes": ["method.start=random"], "fedavg": ["method.weighting=uniform"]}.get(name, [])
@@ -417,6 +421,7 @@ def test_every_kind_of_method_runs_privately(tmp_path: Path, name: str) -> None:
 # what is refused ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     ("sets", "text"),
     [
@@ -649,6 +654,7 @@ def test_a_crash_at_any_stage_costs_nothing_and_loses_nothing(
         assert (tmp_path / "run" / file).read_bytes() == (simulated / file).read_bytes()
 
 
+@pytest.mark.law
 def test_a_round_that_is_lost_with_its_checkpoint_is_taken_from_its_release(
     undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
@@ -679,6 +685,7 @@ def stop_at(round: int) -> Callable[[Any], None]:
     return lambda record: os.kill(os.getpid(), signal.SIGTERM) if record.round == round else None
 
 
+@pytest.mark.law
 def test_a_run_that_is_stopped_in_order_goes_on_to_the_same_bits_for_the_same_price(
     undisturbed: Undisturbed, tmp_path: Path
 ) -> None:

@@ -75,6 +75,7 @@ def test_a_run_goes_on_with_any_number_of_processes(tmp_path: Path) -> None:
     assert_same(tmp_path / "run", tmp_path / "alone")
 
 
+@pytest.mark.slow
 def test_processes_have_one_mean_of_the_servers_last_states(tmp_path: Path) -> None:
     """Two have it; three go on from the round before the last, within the rounds that are averaged."""
     write_csv(tmp_path / "rows.csv", rows())

@@ -248,6 +248,7 @@ def test_held_out_training_rows_may_choose_the_shape(table: Path, tmp_path: Path
 # intervals ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pac-pfl", "pooled-gp"])
 def test_conformal_intervals_are_those_of_tables_predictions_and_joining_clients(tmp_path: Path, name: str) -> None:
     table = write_csv(tmp_path / "rows.csv", rows(sizes=(30, 12, 26, 25), new=(28, 9)))

@@ -225,6 +225,7 @@ def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) ->
 # going on -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("round", [1, 6])
 def test_a_stopped_run_goes_on_bit_by_bit(finished: Path, tmp_path: Path, round: int, number: signal.Signals) -> None:
@@ -502,6 +503,7 @@ def particles_after(rounds: range) -> torch.Tensor:
     return torch.stack([run.train(one).state.server.particles for one in studies])
 
 
+@pytest.mark.slow
 def test_whatever_is_made_of_a_run_is_made_of_the_mean_of_its_last_servers(averaged: Path, tmp_path: Path) -> None:
     expected = particles_after(range(7, ROUNDS + 1))
     opened = run.open_run(averaged)
@@ -530,6 +532,7 @@ def test_the_learning_curve_is_of_what_would_be_used_if_a_run_ended_there(averag
     assert mine[-1].values["rsmse"] == pytest.approx(sum(scores) / len(scores), rel=1e-9)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("round", [3, 6, 7, 10])
 def test_a_run_that_was_stopped_has_the_same_mean(averaged: Path, tmp_path: Path, round: int) -> None:
     interrupted(tiny(*AVERAGED), tmp_path, round)

@@ -56,6 +56,7 @@ def test_the_search_finds_what_is_kept(finished: Path) -> None:
     assert "number" in of_rows(finished, run.open_run(finished).dataset)
 
 
+@pytest.mark.slow
 def test_it_goes_on_certifies_and_predicts_with_rows_from_their_source(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "mine.csv", rows(2))
     sets = ("report.certify.scheme=split", "report.certify.independent=true")
@@ -74,6 +75,7 @@ def test_it_goes_on_certifies_and_predicts_with_rows_from_their_source(tmp_path:
     assert predict(mine, "existing_0", ask).mean.equal(predict(theirs, "existing_0", ask).mean)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("command", ["resume", "certify", "predict", "join", "release"])
 def test_without_the_source_it_says_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str

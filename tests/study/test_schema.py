@@ -75,6 +75,7 @@ def test_an_archive_of_images_has_those_of_a_folder_but_for_what_files_are_broug
         assert any(f"'{name}' was unexpected" in one for one in found)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(("name", "preset"), PRESETS)
 def test_every_preset_is_valid_as_it_is_and_with_every_value_written_out(name: str, preset: str) -> None:
     study = Study.from_table({"method": {"name": name, "preset": preset}})
@@ -197,6 +198,7 @@ TABLES += [("model", table_of(METHODS[name].model), name) for name in ("ridge", 
 TABLES += [("method", recipe.options, name) for name, recipe in METHODS.items()]
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(("part", "kind", "method"), TABLES, ids=lambda each: getattr(each, "__name__", each))
 def test_numbers_outside_of_their_ranges_are_refused_as_studies_refuse_them(part: str, kind: type, method: str) -> None:
     for name, bounds in ranges(kind):

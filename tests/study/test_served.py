@@ -53,6 +53,7 @@ def reach(nodes: dict[int, StudyNode], altered: Callable[[int, bytes], bytes] = 
     return mail.InMemory({node: handle(node) for node in nodes})
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     "more",
     [[], ["federation.cohort=3"], PRIVATE, FOLLOWING, CORRELATED, WITHIN, AVERAGED],
@@ -80,6 +81,7 @@ def test_a_study_over_nodes_is_that_on_one_machine(more: list[str], tmp_path: Pa
     assert not {"data.npz", "rows.json"} & names
 
 
+@pytest.mark.slow
 def test_no_value_of_a_row_is_in_a_folder_or_a_message(tmp_path: Path) -> None:
     study, came = study_of(*PRIVATE), list[bytes]()
 
@@ -99,6 +101,7 @@ def test_no_value_of_a_row_is_in_a_folder_or_a_message(tmp_path: Path) -> None:
     assert set(hello["clients"].values()) == {1}
 
 
+@pytest.mark.slow
 def test_a_server_that_died_goes_on_with_nodes_that_did_not(tmp_path: Path) -> None:
     """It is gone after the nodes have answered round 2, and before anything of it was saved."""
     study = study_of()
@@ -152,6 +155,7 @@ def test_who_trained_for_a_release_that_never_was_goes_back_where_others_are_dra
     assert_close(servers[1], servers[0], 0.0)
 
 
+@pytest.mark.slow
 def test_a_node_that_lost_its_memory_joins_as_new_and_it_is_said(tmp_path: Path) -> None:
     serve(study_of("federation.rounds=1"), tmp_path, reach(nodes_of(study_of())))
     with pytest.warns(UserWarning, match=f"{NAMES[0]}.*joins as new after round 1"):
@@ -192,6 +196,7 @@ INFINITE = b'{"config": {}, "arrays": [["a", "float64", [Infinity], "numpy.ndarr
 NO_MESSAGE = len(INFINITE).to_bytes(8, "big") + INFINITE
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("kind", ["hello", "join", "train", "score", "finish"])
 def test_what_is_no_message_costs_a_node_its_part_and_the_server_nothing(kind: str, tmp_path: Path) -> None:
     """A size that no number can be: a round goes on without the node's clients, scores without them are warned of."""

@@ -24,6 +24,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_csv(tmp_path_factory.mktemp("student") / "rows.csv", rows())
 
 
+@pytest.mark.slow
 def test_a_run_with_student_t_noise_goes_on_and_is_predicted_joined_and_certified(table: Path, tmp_path: Path) -> None:
     sets = (*STUDENT, "report.certify.scheme=split", "report.certify.independent=true")
     for name, rounds in (("whole", 4), ("cut", 2), ("cut", 4)):

@@ -65,6 +65,7 @@ def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor],
         torch.testing.assert_close(got[name], values, rtol=within, atol=within)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pac-pfl", "ridge"])
 def test_two_batches_in_any_order_are_one(start: Start, tmp_path: Path, ask: Path, name: str) -> None:
     table = later()

@@ -60,6 +60,7 @@ BROKEN: dict[str, tuple[Callable[..., Any], bool, set[str]]] = {
 }
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_rule_that_breaks_a_law_is_told_which(name: str) -> None:
     join, promises, laws = BROKEN[name]

@@ -58,6 +58,7 @@ class Ditto(AveragedWeights[Personal]):
         return self.posterior(state.v, batch, noise)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("labels", [False, True], ids=["numbers", "labels"])
 @pytest.mark.parametrize("method", [FedProx, Ditto])
 def test_methods_of_weights_pass(method: Any, labels: bool) -> None:
@@ -171,6 +172,7 @@ MUTANTS: dict[str, list[Callable[[], Any]]] = {
 }
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     ("law", "mutant"),
     [pytest.param(law, one, id=f"{law}-{k}") for law, ones in MUTANTS.items() for k, one in enumerate(ones)],

@@ -118,6 +118,7 @@ def test_the_exact_fit_climbs_the_evidence(model: FunctionModel) -> None:
     assert values == sorted(values) and values[-1] > values[0] + 0.5
 
 
+@pytest.mark.law
 @MODELS
 def test_the_sparse_fit_climbs_the_bound_and_moves_the_inputs(model: FunctionModel) -> None:
     servers = []

@@ -71,6 +71,7 @@ every_inner = pytest.mark.parametrize("name", INNER)
 # one run a fold -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.law
 @every_inner
 @pytest.mark.parametrize("plan", [{}, {"chunk": 1, "noise": "generators"}], ids=str)
 def test_every_fold_is_the_run_without_its_clients(name: str, plan: dict[str, Any]) -> None:

@@ -154,6 +154,7 @@ def test_weights_without_uncertainty_go_towards_a_mean_alone(beta: float) -> Non
     assert float(new.rho[1]) == -1.0
 
 
+@pytest.mark.slow
 def test_zeta_by_the_certificate_is_each_client_s_own_of_the_grid() -> None:
     """The posterior of every client is that of one of the weights, and no other has a lower bound."""
     generator = torch.Generator().manual_seed(1)

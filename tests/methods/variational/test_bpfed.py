@@ -39,6 +39,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.law
 @pytest.mark.quick
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("noise", ["philox", "generators"])

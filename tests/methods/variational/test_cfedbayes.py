@@ -197,6 +197,7 @@ def test_planted_groups_are_found_from_what_the_first_round_sends(task: str) -> 
     assert [found(task, "uploads", seed) for seed in range(5)] == [1.0] * 5
 
 
+@pytest.mark.slow
 def test_a_random_start_finds_them_mostly() -> None:
     """Where it does not, all clients choose one cluster and the other never learns."""
     assert sum(found("regression", "random", seed) == 1.0 for seed in range(4)) >= 3

@@ -45,6 +45,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.law
 @pytest.mark.quick
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("noise", ["philox", "generators"])
@@ -172,6 +173,7 @@ def test_chunks_in_which_a_weight_is_dropped_join_to_the_average_of_all() -> Non
         close(algorithm.server(old, joined, 4).w, algorithm.server(old, update, 4).w, 1e-12)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     "options", [{}, {"slab_average": "uniform"}, {"aggregation": "moments"}, {"restart": True}], ids=str
 )

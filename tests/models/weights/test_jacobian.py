@@ -60,6 +60,7 @@ def some(positions: Tensor, count: int = 40) -> Tensor:
     return torch.stack([chosen[:count], chosen[-count:]]) if len(chosen) > count else chosen.expand(K, -1)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("likelihood", [LABELS, NUMBERS], ids=["labels", "numbers"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_layer_factors_are_the_jacobian(name: str, likelihood: Any) -> None:

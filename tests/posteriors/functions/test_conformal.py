@@ -152,6 +152,7 @@ def test_few_rows_get_the_federations_quantile_and_all_else_is_the_posterior_sho
     assert torch.equal(result.quantile(levels), known.quantile(levels))  # inside of every interval here
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("alpha", [ALPHA, 0.2])
 @pytest.mark.parametrize("half", [0.1, 1.0, 3.0, 30.0])
 @pytest.mark.parametrize("shift", [-4.0, 0.0, 0.7])

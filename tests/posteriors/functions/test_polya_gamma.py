@@ -186,6 +186,7 @@ def test_functions_of_any_width_are_integrated(exponent: float) -> None:
     torch.testing.assert_close(result[:6] + result[6:], torch.ones(6).double(), rtol=0, atol=1e-13)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("std", [0.3, 1.49, 1.51, 4.0, 60.0])
 def test_the_tail_of_a_probability_and_its_slopes_are_those_of_many_digits(std: float) -> None:
     with mpmath.workdps(40):

@@ -95,6 +95,7 @@ def test_at_its_end_no_scale_can_be_moved_to_raise_it() -> None:
     assert slope.abs().max() < 1e-10 and end.min() < 0.3  # the outlier's
 
 
+@pytest.mark.law
 def test_the_score_is_the_gradient_of_the_bound(model: DeepKernelGP, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expected_scales, "__defaults__", (None, 300))
     theta = particles(model, len(SIZES), 2)

@@ -25,6 +25,7 @@ CHECKED = (
 )
 
 
+@pytest.mark.law
 @parametrize_with_checks(list(CHECKED[:1]))
 def test_the_regressor_passes_every_check_of_scikit_learn(estimator: Any, check: Any) -> None:
     check(estimator)
@@ -147,6 +148,7 @@ def test_a_classifier_names_classes_and_refuses_others(labelled: fl.PFedBayesCla
         fl.PFedBayesClassifier(**NETWORK).fit(table.x[:4], ["much"] * 4)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     "rows",
     [

@@ -281,6 +281,7 @@ def test_personal_options_are_chosen_on_one_federation_of_all_rounds(
     assert chosen == left_open(root, *PERSONAL, f"method.personal_alpha={said['chosen']}")
 
 
+@pytest.mark.slow
 def test_rules_and_variances_are_chosen_together_and_after_what_training_needs(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,6 +411,7 @@ def test_the_number_of_rounds_is_the_best_of_one_path(few: None) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_paths_are_of_some_of_many_clients_of_those_first_that_have_a_row_to_spare(
     few: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -458,6 +460,7 @@ def test_no_round_is_taken_where_the_regression_is_better_than_any(few: None, mo
     assert len(run.run(settled).column("existing", "nlpd")) == 4
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(("linear", "marks"), [("ridge", (0, 2, 4)), ("zero", (2, 4)), ("none", (2, 4))])
 def test_the_start_is_looked_at_where_it_is_a_model(linear: str, marks: tuple[int, ...], few: None) -> None:
     one = tiny("federation.rounds=held-out", "method.tau=held-out", "method.trial_rounds=4", f"model.linear={linear}")
@@ -467,6 +470,7 @@ def test_the_start_is_looked_at_where_it_is_a_model(linear: str, marks: tuple[in
     assert [name for record in seen for name in record.values if name in told] == told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "values"), [("tau", (1.0, 0.3, 0.1)), ("bandwidth", ("off-diagonal", "independent"))])
 def test_other_options_are_judged_by_the_best_round_of_theirs(name: str, values: tuple[Any, ...], few: None) -> None:
     sets = ("federation.rounds=held-out", "method.trial_rounds=4")
@@ -563,6 +567,7 @@ def test_options_of_other_tables_can_be_chosen(
     assert choice_file.recall(one, tmp_path) == (chosen, notes)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     "key",
     [
@@ -614,6 +619,7 @@ def test_held_out_rows_whose_likelihood_is_no_number_are_not_said_to_be_missing(
         choose(study, load(study))
 
 
+@pytest.mark.slow
 def test_a_client_with_an_input_of_1e30_does_not_take_the_choice_from_all(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     table = [
@@ -650,6 +656,7 @@ def test_a_client_with_few_rows_spares_one_and_of_a_single_row_none(sizes: tuple
         assert chosen.model.temperature == 1.0 and all(note["scores"] == {} for note in notes.values())
 
 
+@pytest.mark.slow
 def test_a_file_of_ones_own_from_training_to_certificates(few: None, tmp_path: Path) -> None:
     """Chosen once, written as a number, and open again for a run that reserves rows."""
     rows = [{"client": f"c{k}", "x": at, "y": (at * (k + 1)) % 5} for k in range(4) for at in range(12)]
@@ -679,6 +686,7 @@ def test_a_fall_of_the_likelihood_is_said_and_kept(few: None, monkeypatch: pytes
         choose(study, load(study))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", ["held-out", "6"])
 def test_the_noise_is_that_of_the_best_round(rounds: str, few: None, tmp_path: Path) -> None:
     """Targets that nothing explains leave a noise of their own spread, and few rounds or many find it alike."""

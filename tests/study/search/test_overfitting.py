@@ -32,6 +32,7 @@ def federation(noise: float, features: int) -> Mapping[str, Any]:
     return {f"c{k}": (x[k], y[k]) for k in range(12)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "features", "overfits"), [(1.0, 8, True), (0.1, 1, False)])
 def test_a_number_of_rounds_that_overfits_is_told_with_the_best(noise: float, features: int, overfits: bool) -> None:
     """The usual networks, hyper-prior and rate, of which 400 rounds are known to be too many for twelve noisy rows."""

@@ -292,6 +292,7 @@ def test_the_start_does_not_end_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [*result.scores] == [0, 2, 3, 4, 5] and [*result.objectives] == [2, 3, 4, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "pooled-bnn"])
 def test_every_noise_has_the_score_of_the_same_weights_with_that_noise(name: str, tmp_path: Path) -> None:
     """By hand: a federation that was trained with the usual noise, predicted by methods with each of the others."""
