@@ -19,7 +19,7 @@ from pacbayes_fl.posteriors.censored import by_row
 from pacbayes_fl.posteriors.predictive import NormalMixture, at_levels
 
 _CUTS: Final = (-24.0, -16.0, -11.0, -8.0, -6.0, -4.0, -2.5, -1.2, 0.0, 1.2, 2.5, 4.0, 6.0, 8.0, 11.0, 16.0, 24.0)
-_FEW_CUTS: Final = (-14.0, -9.0, -5.0, -3.0, -1.5, 0.0, 1.5, 3.0, 5.0, 9.0, 14.0)
+_REACH: Final = 14.0  # standard deviations, beyond which a distribution function is 0 or 1
 _RULE: Final = tuple(zip(*(values.tolist() for values in np.polynomial.legendre.leggauss(8)), strict=True))
 
 
@@ -28,7 +28,7 @@ class TransformedMixture:
     """Distribution of (g^-1(z) - centre) / spread, z of a mixture of normals, censored at bounds where there are any.
 
     Quantiles, the distribution function and the log density ln p_z(g(y)) + ln g'(y) are exact. Mean, variance and CRPS
-    are integrals by Gauss-Legendre rules of 8 points between cuts in standard deviations of the components and where
+    are integrals by Gauss-Legendre rules of 8 points over parts of few standard deviations of the components, cut where
     g^-1 bends: of a lognormal within a share 1e-8 up to s = 4, the standard deviation of its logarithm. What is too
     large for a number is infinite.
 
@@ -153,20 +153,39 @@ class TransformedMixture:
         Returns:
             [K, N], in units of y.
         """
-        low, high = (end.unsqueeze(1) for end in self._ends())
-        cuts = torch.cat([self.inner.means + cut * self.inner.stds for cut in _FEW_CUTS], 1).double()
-        least, most = (end.maximum(low.squeeze(1)).minimum(high.squeeze(1)) for end in (cuts.amin(1), cuts.amax(1)))
-        t = self.transform.forward(self._raw(y)).maximum(least).minimum(most)
-        knots = cuts.new_tensor(self.transform.kind.knots).view(1, -1, 1).expand(len(cuts), -1, cuts.shape[2])
-        knots = knots.maximum(least.unsqueeze(1)).minimum(most.unsqueeze(1))
-        cuts = torch.cat((cuts, knots, t.unsqueeze(1)), 1).maximum(low).minimum(high).sort(1).values
-        negative = NormalMixture(self.inner.log_weights, -self.inner.means, self.inner.variances)
+        means, stds = self.inner.means.double(), self.inner.stds.double()
+        low, high = self._ends()
+        left = (means - _REACH * stds).amin(1).maximum(low).minimum(high)
+        most = (means + _REACH * stds).amax(1).maximum(low).minimum(high)
+        t = self.transform.forward(self._raw(y)).maximum(left).minimum(most)
+        knots = means.new_tensor(self.transform.kind.knots).view(-1, 1, 1).expand(-1, *left.shape)
+        breaks = torch.cat((knots, t.unsqueeze(0)))  # where the integrand bends or jumps
         total = (y - self._back(t)).abs()  # where all probability lies on one side
-        for z, weight in _nodes(cuts):
-            error = torch.where(z < t, self.inner.cdf(z), negative.cdf(-z))
-            slope = torch.exp(-self.transform.log_slope(self.transform.inverse(z))) / self.spread.unsqueeze(-1)
-            total = total + torch.where(weight > 0, weight * error.square() * slope, 0.0)
+        total = torch.where((most - left).isfinite(), total, torch.nan)
+        weights = self.inner.log_weights.double().exp().unsqueeze(-1)
+        while bool((left < most).any()):
+            right = self._next(left, breaks).minimum(most)
+            side = torch.where(left < t, 1.0, -1.0).unsqueeze(1)
+            for node, weight in _between(left, right):
+                beyond = torch.special.ndtr(side * (node.unsqueeze(1) - means) / stds)
+                slope = torch.exp(-self.transform.log_slope(self.transform.inverse(node))) / self.spread.unsqueeze(-1)
+                share = weight * (weights * beyond).sum(1).square() * slope
+                total = total + torch.where(weight > 0, share, 0.0)
+            left = right
         return self._large(total, 1.0).masked_fill(self.inner.undefined, torch.nan)
+
+    def _next(self, left: Tensor, breaks: Tensor) -> Tensor:
+        """End of the part from `left` [K, N] on that a rule integrates: no component changes much, and nothing bends.
+
+        A part is 1.5 standard deviations of a component wide near its mean, and wider further away, so that components
+        that lie on each other, such as those of Student-t noise, share their parts.
+        """
+        stds = self.inner.stds.double()
+        off = (left.unsqueeze(1) - self.inner.means.double()) / stds
+        width = (1.5 + 0.4 * (off.abs() - 3.0).clamp_min(0.0)).clamp_max(5.0)
+        width = torch.where(off < -_REACH, 1.0 - _REACH - off, torch.where(off < _REACH, width, torch.inf))
+        right = (left + (width * stds).amin(1)).maximum(left.nextafter(torch.full_like(left, torch.inf)))
+        return right.minimum(torch.where(breaks > left, breaks, torch.inf).amin(0))
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:
@@ -224,6 +243,11 @@ class TransformedMixture:
 def _nodes(cuts: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield nodes [K, *] and weights [K, *] of the rules between sorted cuts [K, C, *]."""
     for left, right in pairwise(cuts.unbind(1)):
-        width = right - left
-        for node, weight in _RULE:
-            yield left + 0.5 * (node + 1.0) * width, 0.5 * weight * width
+        yield from _between(left, right)
+
+
+def _between(left: Tensor, right: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield nodes and weights of one rule, in the shape of its ends."""
+    width = right - left
+    for node, weight in _RULE:
+        yield left + 0.5 * (node + 1.0) * width, 0.5 * weight * width

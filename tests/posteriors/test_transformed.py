@@ -133,6 +133,24 @@ def test_crps_is_the_pinball_loss_over_levels(of: Transform) -> None:
     torch.testing.assert_close(one.ranked_score(y), expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("stds", [(0.02, 1.0), (0.3, 0.5, 0.7, 3.0), tuple(0.2 * 1.3**k for k in range(12))], ids=len)
+def test_crps_of_components_of_all_widths_is_its_integral(stds: tuple[float, ...]) -> None:
+    """As Student-t noise has them; in units of t, against scipy's adaptive rule on either side of the target."""
+    of, width = Transform("log1p"), torch.tensor(stds, dtype=F64)
+    shares = torch.full((1, len(stds)), 1 / len(stds), dtype=F64)
+    inner = NormalMixture(shares.log(), torch.zeros(1, len(stds), 1, dtype=F64), width.square().view(1, -1, 1))
+    y, t = torch.tensor([[1.5]], dtype=F64), math.log(2.5)
+
+    def integrand(z: float, side: float) -> float:
+        return float(torch.special.ndtr(side * z / width).mean() ** 2) * math.exp(z)
+
+    ends = sorted({t, *(sign * cut * std for std in stds for cut in (0, 3, 14) for sign in (-1, 1))})
+    parts = [
+        integrate.quad(integrand, *pair, args=(1.0 if pair[0] < t else -1.0,), epsrel=1e-11) for pair in pairwise(ends)
+    ]
+    assert float(pushed(of, inner=inner).ranked_score(y)) == pytest.approx(sum(part for part, _ in parts), rel=1e-9)
+
+
 @pytest.mark.law
 @TRANSFORMED
 def test_units_change_what_they_should(of: Transform) -> None:
