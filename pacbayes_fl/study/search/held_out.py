@@ -244,7 +244,7 @@ def _rounds(
     path = paths(trial, marks, lambda mark, score: tell(f"{ROUNDS.key}={mark}", score))
     if path.best is None:
         if path.failure is not None:
-            raise StudyError(f"no number of rounds could be chosen: {path.failure}")
+            raise StudyError(f"{' and '.join(one.key for one in asked)} could not be chosen: {path.failure}")
         notes: JsonTable = {}
         for one in asked:
             usual = type(study.federation)().rounds if one is ROUNDS else candidates(study, NOISE)[0]

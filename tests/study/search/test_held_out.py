@@ -682,8 +682,10 @@ def test_a_fall_of_the_likelihood_is_said_and_kept(few: None, monkeypatch: pytes
         _, notes = choose(study, load(study))
     assert notes["federation.rounds"]["remark"] == falls.remark()
     monkeypatch.setattr(held_out, "follow", lambda *_, **__: Along(failure="it diverged"))
-    with pytest.raises(StudyError, match="no number of rounds could be chosen: it diverged"):
-        choose(study, load(study))
+    for asked, other in (("federation.rounds", "model.noise_std=0.4"), ("model.noise_std", "federation.rounds=2")):
+        study = tiny(*quick("fedavg"), other, f"{asked}=held-out")
+        with pytest.raises(StudyError, match=f"^{asked} could not be chosen: it diverged"):
+            choose(study, load(study))
 
 
 @pytest.mark.slow
