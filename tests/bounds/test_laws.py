@@ -92,7 +92,10 @@ def test_every_bound_fails_where_it_leaves_out_what_a_choice_costs(
         (altered(SERVER, delta=lambda delta: 1 - 1e-12), laws.covers),
         (altered(THEOREM_4_2, delta=lambda delta: 1 - 1e-12), laws.covers),
         (altered(THEOREM_3_2, premises=free_of_charge), laws.covers),
-        (dataclasses.replace(HOLDOUT_BINOMIAL, anytime=True), laws.holds_at_all_n),
+        *(
+            (dataclasses.replace(one, anytime=True), laws.holds_at_all_n)
+            for one in (HOLDOUT_BINOMIAL, BOUNDS["holdout-kl"], BOUNDS["holdout-hoeffding"])
+        ),
         (altered(SEEGER, risk=lambda risk: 0.5 - 0.5 * risk), laws.never_rises),
         (altered(SEEGER, n=lambda n: 10**6 // n.int()), laws.never_rises),
         (altered(CATONI, beta=lambda beta: beta + 1), laws.has_the_unit_of_the_loss),
