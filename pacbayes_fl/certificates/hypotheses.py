@@ -187,7 +187,7 @@ def _drawn_before(model: Any, sample: Any, kl: Any, log_ratio: Any, by_label: bo
     if sample is not None or kl is not None:
         what = "log_ratio as a number is of the one drawn predictor that the model is, got sample or kl beside it"
         raise AssumptionError(what, hint="leave them out; or log_ratio=lambda h: ..., a function of what sample gives")
-    classes, value = _classes(model), ratios.number_of(log_ratio)
+    classes, value = _classes(model), ratios.known_before(log_ratio)
     known = predictor(model, by_label, classes)
     return Hypotheses(None, None, math.nan, classes, lambda generator: (known, value))
 

@@ -16,7 +16,7 @@ from pacbayes_fl.errors import AssumptionError, shown
 _TRIED = 20
 """Further draws at which a function of the caller's is asked."""
 _SELDOM = 1e-6
-"""Chance of the sum of logarithms that is refused."""
+"""Chance of a logarithm, and of a sum of some, that is refused."""
 
 
 def number_of(said: object) -> float:
@@ -41,6 +41,28 @@ def number_of(said: object) -> float:
         what = f"log_ratio must be ln dQ/dP at the drawn predictor, a finite number of nats, got {shown(said)}"
         hint = "of several parts their sum, (q.log_prob(theta) - p.log_prob(theta)).sum(); where it is infinite the"
         raise AssumptionError(what, hint=f"{hint} prior has no such predictor, and there is no bound")
+    return value
+
+
+def known_before(said: object) -> float:
+    """Take ln dQ/dP at the one predictor that somebody has drawn.
+
+    By the same inequality as in `require_likely`, P[ln dQ/dP <= ln c] <= c over draws of Q.
+
+    Args:
+        said: in nats.
+
+    Returns:
+        The number.
+
+    Raises:
+        AssumptionError: when it is none, or infinite, or so small as one of a million draws has it, or fewer.
+    """
+    value = number_of(said)
+    if value <= math.log(_SELDOM):
+        what = f"log_ratio must be ln dQ/dP at the drawn predictor, got {value:.3g}"
+        hint = "log density of the posterior less that of the prior, both normalised, at what was drawn"
+        raise AssumptionError(f"{what}, which less than one of a million draws of Q has", hint=hint)
     return value
 
 

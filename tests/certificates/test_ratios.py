@@ -214,6 +214,15 @@ def test_a_ratio_that_is_no_number_of_nats_is_refused(said: Any) -> None:
         number_of(said)
 
 
+def test_a_number_that_hardly_any_draw_has_is_refused() -> None:
+    """P[ln dQ/dP <= -14] <= exp(-14) < 1e-6: a bound with such a number would be the empirical risk itself."""
+    drawn, rows = Linear(torch.ones(2).double()), data(9)
+    assert certify_model(drawn, rows=rows, log_ratio=-13.0, **FINE).valid
+    for said in (-14.0, torch.tensor(-100.0)):
+        with pytest.raises(AssumptionError, match=r"at the drawn predictor, got -1(4|00), which less than one of a"):
+            certify_model(drawn, rows=rows, log_ratio=said, **FINE)
+
+
 def test_what_says_too_little_or_too_much_of_a_draw_is_told_what_to_give() -> None:
     rows, sample = data(9), lambda generator: Linear(torch.ones(2).double())
     for given, message in (
