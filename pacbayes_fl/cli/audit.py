@@ -20,7 +20,7 @@ def arguments(command: AddCommand) -> None:
         "audit",
         "try to tell two neighbours of a private run apart: a lower bound on epsilon beside the reported one",
         "pacbayes-fl audit runs/private",
-        "pacbayes-fl audit polynomial-120 --set privacy.epsilon=1 --games 50000",
+        "pacbayes-fl audit polynomial --set privacy.epsilon=1 --games 50000",
     )
     sub.add_argument("study", metavar="STUDY", help="a private study, or the folder of a private run")
     sets_option(sub, "privacy.epsilon=1")
