@@ -7,7 +7,7 @@ tell from the rows, so a bound has to hold either way, and for any mixture of bo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -141,7 +141,9 @@ def largest_variance(risk: Tensor, loss: BoundedLoss) -> Tensor:
     return (mean - loss.low) * (loss.high - mean)
 
 
-def repeats_of(trained: Trained, name: str, rows: ClientBatch, independent: bool = False) -> Repeats:
+def repeats_of(
+    trained: Trained, name: str, rows: ClientBatch, independent: bool = False, scored: Sequence[ClientBatch] = ()
+) -> Repeats:
     """Compare the rows of a bound with each other and with all that the clients' priors were trained on or chosen by.
 
     Validation rows count as seen wherever there are some: options of a run, and people, choose by them. Rows are
@@ -154,6 +156,7 @@ def repeats_of(trained: Trained, name: str, rows: ClientBatch, independent: bool
         rows: of the bound, raw, x [K, N, *feature].
         independent: whether the bound takes the clients' rows as independent: a row that two clients have
             counts for neither.
+        scored: rows, raw, that the run was scored on, where some of the bound's may be among them: they count as seen.
 
     Returns:
         The repeats of the rows.
@@ -164,13 +167,15 @@ def repeats_of(trained: Trained, name: str, rows: ClientBatch, independent: bool
     group = trained.groups["existing"].raw
     known = group.train
     (own, owner), (seen, source_owner) = twins.stacked(rows), twins.together((known, group.validation))
-    label = twins.clusters(np.concatenate((own, seen)), width)
-    label, source = label[: len(own)], label[len(own) :]
+    looked_at = [twins.stacked(batch)[0] for batch in scored]
+    label = twins.clusters(np.concatenate((own, seen, *looked_at)), width)
+    label, source, looked_at_label = np.split(label, (len(own), len(own) + len(seen)))
     marks = marks_of(trained, known)
     own_mark = np.full(rows.clients, _ANY) if name == "new" or part.scheme == "split" else marks
     saw = _foreign(label, own_mark[owner], source, marks[source_owner])
     for mark, there in _departed(trained, own, marks):
         saw |= (own_mark[owner] != mark) & there
+    saw |= np.isin(label, looked_at_label)
     _, pair = np.unique(np.stack((owner, label)), axis=1, return_inverse=True)
     pair = pair.reshape(-1)
     saw = np.isin(pair, pair[saw])  # a twin of a row that was seen is as good as seen

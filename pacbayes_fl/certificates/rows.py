@@ -66,13 +66,15 @@ def bound_rows_of(
         delta: probability with which a bound on one of them may fail at least: a private prior is given the guarantee
             that costs such a bound least.
         afresh: let all priors be those of the server, as if the clients had never trained.
-        later: further rows of some of its clients, raw, which came after the training; None for none.
+        later: further rows of some of its clients, raw, which came after the training; None for none. Those that are
+            rows of a test do not count: the run was scored on them, and people look at scores.
 
     Returns:
         The rows, and the state in which the clients personalise; None where the priors have seen all rows, but for a
         private run: a client's bound can pay for that, an average's cannot, for which the other clients' rows must not
         choose the units either.
     """
+    scored = [] if later is None else [each.raw.test for each in trained.groups.values()]
     part, simulated = trained.study.report.certify, trained.study.privacy.randomness == "simulation"
     private = name == "existing" and part.scheme == "none"
     released = trained.replacement(delta) if private else None
@@ -86,14 +88,14 @@ def bound_rows_of(
         if part.prior == "global" or afresh:
             deployed, seen = (state, seen), none_of(seen)
             state = state_of(trained.method, trained.state, "new", replace(group, train=seen))
-        repeats = repeats_of(trained, name, raw, afresh)
+        repeats = repeats_of(trained, name, raw, afresh, scored)
         prior = Provenance("split", simulated=simulated)
         return BoundRows(state, seen, rows, group.test, prior, True, repeats, group.used, deployed, True)
     units = _units_of_others(trained, name, group)
     own = replace(group, used=units, inputs=torch.zeros_like(group.inputs))  # an average client's: none of these rows
     raw = _joined(group.raw.train, later)
     rows, test = own.bring(raw), own.bring(group.raw.test)
-    repeats = repeats_of(trained, name, raw, afresh)
+    repeats = repeats_of(trained, name, raw, afresh, scored)
     if released is not None:  # every prior is the server's, which it has released
         state = state_of(trained.method, trained.state, "new", replace(group, train=none_of(rows)))
         prior = Provenance("client-level DP", *released, simulated=simulated)
