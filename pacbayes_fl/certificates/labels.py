@@ -42,7 +42,7 @@ def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows
             prior = "what the server knows after the training on other rows"
         if request.smooth is not None:
             prior = f"particles blurred by {request.smooth:g}, against the data-free hyper-prior"
-        since_then = " and those that came later" if request.later else ""
+        since_then = f" and those among {since(trained.folder)}" if request.later else ""
         rows[name] = f"{seen}{since_then}; prior: {prior}"
         own, towards = "others' average units", "the typical moments of the clients that priors saw"
         if group.prior.source == "split":

@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -20,6 +20,13 @@ from pacbayes_fl.results.manifest import extend, problems, read
 
 FILE = "certified.jsonl"
 """What a run folder calls the requests for certificates of its rows: a line each, of which none is ever removed."""
+
+ARRIVED = "arrived"
+"""Under which a request of a bound at all numbers of rows says which updates had come, in their order.
+
+It holds of one sequence of rows: with more updates it is the same request, on a line with the same number, and where
+others came, as in a copy of the folder, another one.
+"""
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class Turn:
             if now != self.number:
                 what = f"request {self.number} of these rows became request {now} while it was answered"
                 raise CheckpointError(what, cause="another request", hint="certify again")
-            if not any(line and _asked_before(line, self.entry) for line in _lines(path)):
+            if not any(_holds(line, self.entry, self.number) for line in _lines(path)):
                 file.write("" if _ends(path) else "\n")  # after half a line, which counts as one
                 file.write(json.dumps({"number": self.number, **self.entry}) + "\n")
                 file.flush()
@@ -72,7 +79,7 @@ def turn(folder: Path | None, entry: JsonMapping) -> Turn:
     Args:
         folder: of the run; None where a run has none.
         entry: all that tells one request from another, as JSON: bound and settings, "round", "state" and "split" of
-            what is certified, and "tables", by which delta is shared.
+            what is certified, and "tables", by which delta is shared; `ARRIVED` of a bound at all numbers of rows.
 
     Returns:
         The number, or why there is none.
@@ -129,11 +136,21 @@ def _file_of(folder: Path) -> str | None:
 
 
 def _number(folder: Path, entry: JsonMapping) -> int:
+    known = _known(folder, entry)
     for line in _lines(folder / FILE):
         if line and _asked_before(line, entry):
-            return int(line["number"])
-    known = _known(folder, entry)
-    return 1 + max(len(known), *(int(line["number"]) for line in known if line), 0)
+            number = int(line["number"])
+            same = [each for each in known if each and _asked_before(each, {**entry, ARRIVED: []}, number)]
+            if all(_one_sequence(each, entry) for each in same):
+                return number
+    numbers = [int(line["number"]) for line in known if line]
+    return 1 + max(len(known) - _continued(known), *numbers, 0)
+
+
+def _continued(lines: Sequence[JsonMapping]) -> int:
+    """Count the lines of requests that stand on a line before with fewer updates."""
+    plain = [json.dumps({**line, ARRIVED: None}, sort_keys=True) for line in lines]
+    return sum(bool(line.get(ARRIVED)) and plain[at] in plain[:at] for at, line in enumerate(lines))
 
 
 def _known(folder: Path, entry: JsonMapping) -> list[JsonTable]:
@@ -164,9 +181,23 @@ def _lines(path: Path) -> list[JsonTable]:
     return result
 
 
-def _asked_before(line: JsonMapping, entry: JsonMapping) -> bool:
+def _asked_before(line: JsonMapping, entry: JsonMapping, number: int | None = None) -> bool:
     """Whether a request is one that stands there; lines of before files were compared do not say theirs."""
-    return {"file": entry.get("file"), **line} == {"file": None, **entry, "number": line.get("number")}
+    stands = {"file": entry.get("file"), **line, ARRIVED: None}
+    asked = {"file": None, **entry, "number": line.get("number") if number is None else number, ARRIVED: None}
+    return stands == asked and _one_sequence(line, entry)
+
+
+def _one_sequence(line: JsonMapping, entry: JsonMapping) -> bool:
+    """Whether of the updates of two requests those of one begin those of the other."""
+    pairs = zip(line.get(ARRIVED, ()), entry.get(ARRIVED, ()), strict=False)
+    return all(one == other for one, other in pairs)
+
+
+def _holds(line: JsonMapping, entry: JsonMapping, number: int) -> bool:
+    """Whether a line is of a request, with all updates that had come."""
+    here = len(line.get(ARRIVED, ())) >= len(entry.get(ARRIVED, ()))
+    return bool(line) and here and _asked_before(line, entry, number)
 
 
 def _ends(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,6 +52,21 @@ def paths(folder: Path) -> list[Path]:
             what = f"{path} is damaged or was edited: it holds rows that clients have learned from"
             raise DataError(what, hint=COPY)
     return [folder / name for name in expected]
+
+
+def fingerprints(folder: Path | None) -> list[str]:
+    """Tell the updates of a run from others.
+
+    Args:
+        folder: of the run; None of one that is kept nowhere.
+
+    Returns:
+        The SHA-256 of each, in their order.
+
+    Raises:
+        DataError: when an update was altered or lost.
+    """
+    return [] if folder is None else [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths(folder)]
 
 
 class About(NamedTuple):

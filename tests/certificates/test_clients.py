@@ -187,6 +187,7 @@ def test_rows_that_keep_arriving_are_certified_at_one_price(tmp_path: Path) -> N
     assert line.bound == pytest.approx(float(bounds.anytime(risk, kl, line.rows, 0.025, premises).value), abs=1e-6)
     losses = SaturatingSquare()(predicted(trained, 0, scaled[0]), scaled[1])
     assert line.holdout_bound == pytest.approx(float(bounds.holdout_betting(losses, 0.025, premises).value), abs=1e-9)
+    assert " has not seen and those among 9 later rows of 2 clients in 2 updates; " in table.labels["rows"]["existing"]
     assert table.labels["later"] == "9 later rows of 2 clients in 2 updates are among the rows of the bound"
 
 

@@ -17,12 +17,13 @@ import pytest
 from pacbayes_fl.bounds import BOUNDS, SaturatingSquare
 from pacbayes_fl.certificates import log
 from pacbayes_fl.certificates.clients import certify, checked
-from pacbayes_fl.certificates.log import FILE, share, turn
+from pacbayes_fl.certificates.log import ARRIVED, FILE, share, turn
 from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.errors import CheckpointError, DamageWarning, DataError
 from pacbayes_fl.results.certificates import CertifiedRun, tables_of
 from pacbayes_fl.results.manifest import adopt, extend
 from pacbayes_fl.study.run import open_run, run
+from pacbayes_fl.study.updates import update
 from tests.tiny import on_csv, rows, tiny, write_csv
 
 SPLIT = "report.certify.scheme=split"
@@ -283,3 +284,38 @@ def test_rows_of_a_new_client_that_were_edited_are_refused(folder: Path) -> None
     adopt(folder)
     with pytest.raises(DataError, match=r"data\.npz are not those that environment\.json says"):
         open_run(folder)
+
+
+def test_a_bound_at_all_numbers_of_rows_is_one_request_of_one_sequence_of_rows(tmp_path: Path) -> None:
+    """A copy of the folder to which other rows come holds another sequence, and pays for another request.
+
+    Its number is the third: a line that stands in two logs is counted twice.
+    """
+    table, more = rows(sizes=(9, 8), new=(7,)), [rows(seed, sizes=(5, 5), new=(4,)) for seed in (5, 6, 7)]
+    one, copy = tmp_path / "runs" / "one", tmp_path / "runs" / "copy"
+    study = on_csv(write_csv(tmp_path / "rows.csv", table), *QUICK, "report.certify.independent=true")
+    run(study, one)
+    assert asked(one, Request("anytime")).number == 1
+    shutil.copytree(one, copy)
+    came = [write_csv(tmp_path / f"{at}.csv", part) for at, part in enumerate(more)]
+    for folder, data in ((one, came[0]), (copy, came[1])):
+        update(open_run(folder), data)
+    later = Request("anytime", later=True)
+    assert [asked(folder, later).number for folder in (one, copy, one, copy)] == [1, 3, 1, 3]
+    update(open_run(one), came[2])
+    assert [asked(folder, later).number for folder in (one, one, copy)] == [1, 1, 3]
+    assert asked(one, Request("anytime")).number == 1
+    assert asked(one).number == 4
+    numbers = [json.loads(line)["number"] for line in (one / FILE).read_text().splitlines()]
+    assert numbers == [1, 1, 1, 4]  # each update of the one request on a line of its own
+
+
+@pytest.mark.parametrize("damaged", ['{"number": 2, "bou', ""])
+def test_updates_of_a_request_hide_no_request_that_cannot_be_read(tmp_path: Path, damaged: str) -> None:
+    known = [{"number": 1, **SEEGER, "file": None, ARRIVED: list("abc"[:k])} for k in (1, 2, 3)]
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / FILE).write_text("\n".join([*map(json.dumps, known), damaged]))
+    assert turn(folder, {**SEEGER, ARRIVED: list("abcd")}).number == 1
+    assert turn(folder, {**SEEGER, ARRIVED: list("abd")}).number == (3 if damaged else 2)
+    assert turn(folder, {**SEEGER, "bound": "catoni"}).number == (3 if damaged else 2)
