@@ -93,7 +93,9 @@ def test_every_example_is_a_command(command: str) -> None:
         program, *given = shlex.split(line)
         got = parser().parse_args(given)
         assert program == "pacbayes-fl" and (not command or command == got.command or got.command in ("run", "show"))
-        if got.command in ("run", "compare", "tune", "audit") and re.fullmatch(r"[\w-]+", str(got.study or "runs/first")):
+        if got.command in ("run", "compare", "tune", "audit") and re.fullmatch(
+            r"[\w-]+", str(got.study or "runs/first")
+        ):
             assert Study.from_toml(str(got.study)).name == got.study, line
     assert not command or any(shlex.split(line)[1] == command for line in lines)
 
