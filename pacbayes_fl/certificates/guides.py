@@ -73,6 +73,27 @@ def kl_of(model: Program, inputs: object, drawn: Trace) -> float:
     return total
 
 
+def require_prior_alone(model: Program, inputs: Any, drawn: Trace) -> None:
+    """Refuse a program that draws its sites otherwise given other rows: as a prior it has seen these.
+
+    The others are as many: the first half of the rows, twice.
+
+    Args:
+        model: the program, which is the prior.
+        inputs: of the rows, an array, a tensor or a table.
+        drawn: a trace of the guide.
+
+    Raises:
+        AssumptionError: when the divergence of the same guide is another one there.
+    """
+    rows, count = (inputs.iloc if hasattr(inputs, "iloc") else inputs), len(inputs)
+    here, there = (kl_of(model, x, drawn) for x in (inputs, rows[[at % ((count + 1) // 2) for at in range(count)]]))
+    if abs(here - there) > 1e-6 * (1.0 + abs(here)):
+        what = f"the program's sites depend on its inputs: the divergence is {here:.6g} nats, of half of the rows twice"
+        hint = "numbers that were fixed without the rows of the bound, such as moments of other rows"
+        raise AssumptionError(f"{what} {there:.6g}, and a prior must not have seen the rows", hint=hint)
+
+
 def log_ratio_of(model: Program, inputs: object, drawn: Trace) -> float:
     """Add ln q(z) - ln p(z) of a guide's sites up, at the values z of a trace.
 

@@ -21,7 +21,7 @@ from pacbayes_fl.bounds import discrete_kl, full_gaussian_kl
 from pacbayes_fl.bounds.checks import ROUNDING
 from pacbayes_fl.certificates import ratios
 from pacbayes_fl.certificates.aliasing import require_apart
-from pacbayes_fl.certificates.guides import draws_of, is_plate, kl_of, log_ratio_of, played
+from pacbayes_fl.certificates.guides import draws_of, is_plate, kl_of, log_ratio_of, played, require_prior_alone
 from pacbayes_fl.certificates.laplace_gaussians import gaussian_of, learned_beside, left_alone, uncertain
 from pacbayes_fl.errors import AssumptionError, shown
 
@@ -391,6 +391,7 @@ def _guide(guide: Any, model: Any, inputs: Any) -> Hypotheses:
         raise AssumptionError(what, hint="give sample and kl of the guide as a whole")
     if not -ROUNDING <= values[0] < math.inf:
         raise AssumptionError(f"the KL divergence of the guide from the program is {values[0]:g}")
+    require_prior_alone(model, inputs, traces[0])
 
     def draw(count: int, generator: torch.Generator) -> Iterator[Predict]:
         for _ in range(count):

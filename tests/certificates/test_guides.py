@@ -12,7 +12,8 @@ from pyro import poutine
 from torch import Tensor
 from torch.distributions import kl_divergence
 
-from pacbayes_fl.certificates.guides import draws_of, is_plate, kl_of, log_ratio_of, played
+from pacbayes_fl.certificates.guides import draws_of, is_plate, kl_of, log_ratio_of, played, require_prior_alone
+from pacbayes_fl.certificates.model import certify_model
 from pacbayes_fl.errors import AssumptionError
 
 
@@ -55,3 +56,22 @@ def test_a_site_that_only_the_guide_has_is_refused_and_plates_are_none() -> None
             measured(program, X, poutine.trace(more).get_trace(X))
     nodes = poutine.trace(program).get_trace(X).nodes
     assert [name for name, site in nodes.items() if site["type"] == "sample" and is_plate(site)] == ["rows"]
+
+
+def test_a_prior_by_the_rows_inputs_is_refused() -> None:
+    """As an empirical prior, or Zellner's, of the rows of the bound; one by their number alone has not seen them."""
+    x, trace = torch.arange(10.0).reshape(5, 2), poutine.trace(guide).get_trace(X)
+
+    def scaled(x: Tensor) -> None:
+        with poutine.block(hide=["w"]):
+            program(x)
+        pyro.sample("w", dist.Normal(torch.zeros(2), x.std()).to_event(1))
+
+    def counted(x: Tensor) -> None:
+        pyro.sample("w", dist.Normal(torch.zeros(2), float(len(x))).to_event(1))
+        pyro.sample("kind", dist.Bernoulli(0.5))
+
+    for fixed, given in ((program, x), (counted, x), (counted, x.numpy()), (scaled, x[:1].repeat(5, 1))):
+        require_prior_alone(fixed, given, trace)
+    with pytest.raises(AssumptionError, match=r"sites depend on its inputs: .* must not have seen the rows"):
+        certify_model(guide, scaled, (x, x[:, 0]), source="data-free", independent=True)
