@@ -67,7 +67,7 @@ def known_before(said: object) -> float:
 
 
 def require_likely(sample: Callable[[torch.Generator], object], log_ratio: Callable[[object], object]) -> None:
-    """Refuse a function that is no logarithm of dQ/dP, by draws that no row is shown to.
+    """Refuse a function that is no logarithm of dQ/dP, by draws that no row is shown to, and draws of no generator.
 
     E_Q exp(-ln dQ/dP) <= 1, so that by Markov's inequality P[sum of M independent ones <= ln c] <= c
 
@@ -78,10 +78,15 @@ def require_likely(sample: Callable[[torch.Generator], object], log_ratio: Calla
         log_ratio: gives ln dQ/dP at one.
 
     Raises:
-        AssumptionError: when one of a million right functions, or fewer, would have so small a sum.
+        AssumptionError: when one of a million right functions, or fewer, would have so small a sum; when a generator of
+            the same seed gives another draw, as nobody could then draw the predictor of the bound again.
     """
-    generator = torch.Generator().manual_seed(_TRIED)
-    total = sum(number_of(log_ratio(sample(generator))) for _ in range(_TRIED))
+    once, generator = (torch.Generator().manual_seed(_TRIED) for _ in range(2))
+    again, *values = (number_of(log_ratio(sample(one))) for one in (once, *[generator] * _TRIED))
+    if abs(again - values[0]) > 1e-6 * (1.0 + abs(again)):
+        what = f"sample must draw by its generator alone, and of one seed log_ratio is {again:.6g} and {values[0]:.6g}"
+        raise AssumptionError(what, hint="torch.randn(..., generator=generator) for every random number")
+    total = sum(values)
     if total <= math.log(_SELDOM):
         what = f"log_ratio must be ln dQ/dP, whose mean over draws of Q is KL(Q || P) >= 0, got {total / _TRIED:.3g}"
         hint = "log density of the posterior less that of the prior, at what sample gives"

@@ -205,6 +205,13 @@ def test_a_ratio_upside_down_is_refused_by_draws_that_see_no_row() -> None:
         require_likely(sample, lambda h: p.log_prob(h) - q.log_prob(h))
 
 
+def test_a_sampler_that_leaves_its_generator_alone_is_refused() -> None:
+    """Its predictor could not be drawn again from the seed that the certificate is of."""
+    q, p = Normal(2.0, 1.0), Normal(0.0, 1.0)
+    with torch.random.fork_rng(devices=[]), pytest.raises(AssumptionError, match="sample must draw by its generator"):
+        require_likely(lambda generator: q.sample(), lambda h: q.log_prob(h) - p.log_prob(h))
+
+
 @pytest.mark.parametrize(
     "said", [None, True, torch.tensor(True), torch.zeros(2), math.nan, math.inf, -math.inf, "much"]
 )
