@@ -81,8 +81,12 @@ def require_likely(sample: Callable[[torch.Generator], object], log_ratio: Calla
         AssumptionError: when one of a million right functions, or fewer, would have so small a sum; when a generator of
             the same seed gives another draw, as nobody could then draw the predictor of the bound again.
     """
-    once, generator = (torch.Generator().manual_seed(_TRIED) for _ in range(2))
-    again, *values = (number_of(log_ratio(sample(one))) for one in (once, *[generator] * _TRIED))
+
+    def drawn(count: int) -> list[float]:
+        generator = torch.Generator().manual_seed(_TRIED)
+        return [number_of(log_ratio(sample(generator))) for _ in range(count)]
+
+    (again,), values = drawn(1), drawn(_TRIED)
     if abs(again - values[0]) > 1e-6 * (1.0 + abs(again)):
         what = f"sample must draw by its generator alone, and of one seed log_ratio is {again:.6g} and {values[0]:.6g}"
         raise AssumptionError(what, hint="torch.randn(..., generator=generator) for every random number")
