@@ -55,4 +55,4 @@ def act(options: argparse.Namespace) -> None:
         for table in tables(options.run):
             print_certificates(table)
         if (later := since(options.run)) is not None:
-            say(f"updated: predictions use {later}; scores and certificates are of the models without them")
+            say(f"updated: predictions use {later}; scores are without them, certificates too but for --later")

@@ -32,7 +32,7 @@ def test_next_month_is_added_once(call: Call, finished: Path, tmp_path: Path) ->
     counts = json.loads(call("update", "run", "--data", "december.csv", "--client", "poly_01", "--json").out)
     assert counts == {"update": None, "clients": {"poly_01": {"new": 0, "repeats": 1, "twins": 0}}}
     assert call("show", "run").out.splitlines()[-1] == (
-        "updated: predictions use 2 later rows of 2 clients; scores and certificates are of the models without them"
+        "updated: predictions use 2 later rows of 2 clients; scores are without them, certificates too but for --later"
     )
 
 
