@@ -229,6 +229,20 @@ def held_out(batch: ClientBatch, count: int, told: Told | None = None) -> tuple[
     return _by_fold(batch, dealt, [0], told)[0]
 
 
+def shuffled(batch: ClientBatch, generator: torch.Generator) -> Tensor:
+    """Draw an order of the clients that is the same in whatever order the table has them.
+
+    Args:
+        batch: of one group, whose names are different.
+        generator: of the draw.
+
+    Returns:
+        Positions of the clients in the batch [K].
+    """
+    by_name = torch.tensor(sorted(range(batch.clients), key=batch.names.__getitem__))
+    return by_name[torch.randperm(batch.clients, generator=generator)]
+
+
 def _blocks(m: int, count: int) -> Tensor:
     """The fold of every row of a series [m]."""
     first = torch.tensor([m * fold // count for fold in range(count)])

@@ -10,7 +10,7 @@ import torch
 
 from pacbayes_fl.data import split
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.split import assert_disjoint, folds, held_block, held_out, split_hash, stratified_folds
+from pacbayes_fl.data.split import assert_disjoint, folds, held_block, held_out, shuffled, split_hash, stratified_folds
 from pacbayes_fl.errors import DataError
 
 
@@ -225,3 +225,14 @@ def test_no_label_is_held_out_that_its_client_would_not_know_any_more() -> None:
     # The only row of a label stays; of clients with one of each the number of the client (3, 4, 5) says which goes.
     assert chosen == [[0], [1], [0], [1], [5], [0, 0, 1]]
     assert (rest.size + held.size).equal(batch.size)
+
+
+def test_a_drawn_order_goes_by_the_names_of_clients() -> None:
+    """Whatever order the table has them in; another draw is another order."""
+    batch, turned = federation(3, 3, 3, 3, 3), torch.tensor([3, 0, 4, 1, 2])
+
+    def drawn(one: ClientBatch, seed: int) -> list[str]:
+        return [one.names[k] for k in shuffled(one, torch.Generator().manual_seed(seed)).tolist()]
+
+    assert sorted(drawn(batch, 0)) == sorted(batch.names) and drawn(batch, 0) == drawn(batch.select(turned), 0)
+    assert drawn(batch, 0) != drawn(batch, 1)

@@ -10,7 +10,6 @@ from itertools import chain, product
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-import torch
 from torch import Tensor
 
 from pacbayes_fl import settings
@@ -197,7 +196,7 @@ def _fewer(dataset: tables.Dataset, seed: int) -> tables.Dataset:
     group = dataset.groups["existing"]
     if group.train.clients <= _CLIENTS:
         return dataset
-    order = torch.randperm(group.train.clients, generator=generator_from_text(f"held-out clients/{seed}"))
+    order = split.shuffled(group.train, generator_from_text(f"held-out clients/{seed}"))
     single = (group.train.size.cpu() < 2)[order]
     drawn = order[single.argsort(stable=True)][:_CLIENTS]
     return replace(dataset, groups={**dataset.groups, "existing": group.select(drawn.sort().values)})

@@ -160,7 +160,7 @@ def deal(dataset: tables.Dataset, seed: int, part: int, layout: Layout | None = 
     """
     train = dataset.groups["existing"].train
     count, labelled = train.clients, not train.y.is_floating_point()
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
+    order = split.shuffled(train, torch.Generator().manual_seed(seed)).tolist()
     find = None if layout is None else told(dataset, layout)
     later = _test_rows_are_later(dataset)
     out = set(order[part % min(BLOCKS, count) :: BLOCKS]) if count > 2 else set()

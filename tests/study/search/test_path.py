@@ -67,6 +67,15 @@ def test_every_client_and_every_row_is_held_out_in_one_part() -> None:
     assert other is not None and other.groups["new"].train.names != first.groups["new"].train.names
 
 
+def test_who_is_held_out_does_not_depend_on_the_order_of_clients() -> None:
+    whole = dataset([20, 11, 5, 7, 9, 10, 6])
+    turned = whole.groups["existing"].select(torch.tensor([4, 6, 0, 2, 5, 1, 3]))
+    for part in range(BLOCKS):
+        dealt = [deal(replace(whole, groups={"existing": one}), 3, part) for one in (whole.groups["existing"], turned)]
+        first, second = ({label: {*one.train.names} for label, one in each.groups.items()} for each in dealt if each)
+        assert first == second
+
+
 @pytest.mark.parametrize(
     ("sizes", "new", "held"),
     [([1, 2, 3, 4], 1, [0, 1, 1, 1]), ([5, 1], 0, [1, 0]), ([9], 0, [2])],
