@@ -18,6 +18,8 @@ _SHOWN: Final = 5  # columns in a line
 _GAP: Final = 1.5  # of a client's usual step, beyond which one is a gap
 _FAR: Final = 6.0  # interquartile ranges beyond the quartiles
 _TELLING: Final = 3  # different rows, from which on clients that have the same are copies
+_EXACT: Final = 1e-6  # of the target's range, up to which a line gives it exactly: units are rounded
+_ENOUGH: Final = 20  # rows, from which on no line gives the target of all by chance
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ def inspect(dataset: Dataset, near: float = 1e-4, allowed: bool = False, whole: 
     found += [*_repeats(dataset, rows, near, allowed), *_constants(columns, rows, dataset.classes is not None)]
     if copies := same_rows(dataset):
         found.append(Finding("copied clients", *same_rows_said(copies)))
+    if copied := target_copies(dataset):
+        found.append(Finding("target", *target_copies_said(copied, dataset.target.name)))
     return [*found, *_outliers(columns, rows, dataset.classes is not None), *_labels(dataset, rows)]
 
 
@@ -116,6 +120,48 @@ def same_rows_said(copies: Sequence[Sequence[str]]) -> tuple[str, str]:
     some = "the copies" if len(left) <= _SHOWN else f"{_SHOWN} of the {len(left)} copies"
     text = f"{each}{more}: the same rows under several names, which each count as a client"
     return text, f"data.exclude_clients = {left[:_SHOWN]} leaves {some} out"
+
+
+def target_copies(dataset: Dataset) -> tuple[str, ...]:
+    """Find features of which the target is one and the same line in all rows: it, or it in another unit.
+
+    Args:
+        dataset: of numbers, in its own units.
+
+    Returns:
+        Names of the features; empty where there are none, or too few rows to tell.
+    """
+    if dataset.feature_shape:
+        return ()
+    parts = [twins.together((group.train, group.validation, group.test))[0] for group in dataset.groups.values()]
+    rows = np.concatenate(parts)
+    away = rows - rows.mean(0)
+    y, spread = away[:, -1], float(np.ptp(away[:, -1]))
+    if len(rows) < _ENOUGH or not spread:
+        return ()
+    found = []
+    for column, x in zip(dataset.features, away.T, strict=False):
+        size = float(np.abs(x).max())
+        if size > 0:
+            x = x / size  # squares of it are numbers
+            if float(np.abs(y - (x @ y) / (x @ x) * x).max()) <= _EXACT * spread:
+                found.append(column.name)
+    return tuple(found)
+
+
+def target_copies_said(names: Sequence[str], target: str) -> tuple[str, str]:
+    """Say which features give the target away, and what may be done about it.
+
+    Args:
+        names: one or more, as `target_copies` gives them.
+        target: its name.
+
+    Returns:
+        A text and an advice.
+    """
+    which = f"{listed([repr(name) for name in names])} {'gives' if len(names) == 1 else 'each give'}"
+    text = f"{which} the target {target!r} of every row exactly, itself or in another unit"
+    return text, "what is known only with the target is no feature: take it out, or data.features names what is used"
 
 
 def _by_client(dataset: Dataset) -> dict[str, _Rows]:

@@ -168,6 +168,19 @@ def copied_clients(dataset: tables.Dataset) -> str | None:
     return "; ".join(inspection.same_rows_said(copies)) if copies else None
 
 
+def copied_target(dataset: tables.Dataset) -> str | None:
+    """Say which features are the target itself, by which scores are as good as they look in vain.
+
+    Args:
+        dataset: of a table.
+
+    Returns:
+        The remark, None where there is no such feature.
+    """
+    copies = inspection.target_copies(dataset)
+    return ": ".join(inspection.target_copies_said(copies, dataset.target.name)) if copies else None
+
+
 def beyond_training(dataset: tables.Dataset) -> str | None:
     """Say in which features most test rows lie beyond all training rows, where a model can but go on as it likes.
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.inspection import Finding, inspect, same_rows
+from pacbayes_fl.data.inspection import Finding, inspect, same_rows, target_copies
 from pacbayes_fl.data.tables import Column, Dataset, Group, Times
 
 NAMES = ("house_0", "house_1", "house_2")
@@ -139,6 +141,37 @@ def test_clients_that_are_copies_are_named_whatever_the_order_of_their_rows() ->
     assert same_rows(given) == (("a", "c", "d"),)
     (finding,) = of(inspect(given), "copied clients")
     assert finding.text.startswith("a and c, d: the same rows under several names") and "['c', 'd']" in finding.advice
+
+
+def with_target(make: Callable[[Array], Array], lengths: tuple[int, ...] = (20, 9, 40)) -> Dataset:
+    """Houses whose target is made of their first feature."""
+    given = dataset(lengths)
+    group = given.groups["existing"]
+    parts = [replace(one, y=torch.from_numpy(make(one.x[..., 0].numpy()))) for one in (group.train, group.test)]
+    return replace(given, groups={"existing": Group(*parts)})
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda x: x, True),
+        (lambda x: 7e5 - 1e3 * x, True),
+        (lambda x: (1e3 * x).round(3), True),
+        (lambda x: x + 1e-2 * np.cos(9 * x), False),
+        (lambda x: x**3, False),
+        (lambda x: 0 * x, False),
+    ],
+)
+def test_a_feature_that_is_the_target_is_named_in_whatever_unit(make: Callable[[Array], Array], found: bool) -> None:
+    given = with_target(make)
+    name = given.features[0].name
+    assert target_copies(given) == ((name,) if found else ())
+    said = of(inspect(given), "target")
+    assert [one.text.startswith(f"{name!r} gives the target") for one in said] == [True] * found
+
+
+def test_few_rows_do_not_tell_a_copy_of_the_target() -> None:
+    assert target_copies(with_target(lambda x: x, (6, 6, 6))) == ()
 
 
 def test_advice_that_names_some_of_many_copies_says_so() -> None:

@@ -21,7 +21,7 @@ from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.run import run
 from pacbayes_fl.study.search.path import deal
-from pacbayes_fl.study.table_checks import beyond_training, copied_clients, order_of_file, single_rows
+from pacbayes_fl.study.table_checks import beyond_training, copied_clients, copied_target, order_of_file, single_rows
 from tests.study.analyst import data, houses
 
 ROOFS = {"roof": ["flat", "south", "west"]}
@@ -175,3 +175,14 @@ def test_a_table_without_test_rows_has_none_beyond(tmp_path: Path) -> None:
     times = tables.Times(group.times.train, group.times.test[:, :0]) if group.times is not None else None
     bare = replace(dataset, groups={"existing": tables.Group(group.train, nothing, times=times)}, provenance={})
     assert beyond_training(bare) is None and deal(bare, 0, 1) is not None
+
+
+def test_a_run_is_told_which_feature_is_its_target(tmp_path: Path) -> None:
+    random, path = np.random.default_rng(0), tmp_path / "rows.csv"
+    table = pd.DataFrame({"client": ["a", "b"] * 15, "x": random.normal(size=30), "y": random.normal(size=30)})
+    table.assign(wh=1000 * table.y).to_csv(path, index=False)
+    with pytest.warns(UserWarning, match="'wh' gives the target 'y' of every row exactly.*: what is known only with"):
+        copied = load(Study.from_table({"data": {"source": str(path), "task": "regression"}}, "rows"))
+    assert copied_target(copied) is not None
+    left = Study.from_table({"data": {"source": str(path), "task": "regression", "features": ["x"]}}, "rows")
+    assert copied_target(load(left)) is None
