@@ -247,3 +247,23 @@ def _cell(cell: object) -> str:
     if cell is None or (isinstance(cell, float) and math.isnan(cell)):
         return "-"
     return escape(printable(f"{cell:.4g}" if isinstance(cell, float) else str(cell)))
+
+
+def told_apart(value: float, spread: float) -> str:
+    """Write a predicted number with nine significant digits, or as many as tell a hundred-thousandth of its spread.
+
+    Args:
+        value: a mean or a quantile, in the target's unit.
+        spread: standard deviation of the predictive, in the same unit; without one, NaN.
+
+    Returns:
+        The number, of at most 17 significant digits.
+
+    Example:
+        >>> from pacbayes_fl import names
+        >>> names.told_apart(1 / 3, 0.1), names.told_apart(100000001.6969227, 0.02)
+        ('0.333333333', '100000001.696923')
+    """
+    known = value != 0 and math.isfinite(value) and 0 < spread < math.inf
+    digits = 5 + math.ceil(math.log10(abs(value)) - math.log10(spread)) if known else 0
+    return f"{value:.{max(9, min(17, digits))}g}"

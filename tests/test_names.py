@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 import tomllib
 import unicodedata
@@ -25,6 +26,7 @@ from pacbayes_fl.names import (
     to_cell,
     to_drawing,
     to_folder,
+    told_apart,
     width,
 )
 from pacbayes_fl.settings import to_toml
@@ -140,6 +142,23 @@ def test_surrogates_do_not_stop_what_is_shown_or_written() -> None:
         assert prints(printable(text)) and from_cell(to_cell(text)) == text
         assert to_folder(text).encode() and to_cell(text).encode()
         assert json.loads(in_json(json.dumps(text, ensure_ascii=False)).encode()) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "spread", "cell"),
+    [
+        (1 / 3, 0.1, "0.333333333"),
+        (-123456.789012345, 1.0, "-123456.78901"),
+        (100000001.6969227, 0.02, "100000001.696923"),
+        (1e15 + 0.5, 1e-9, "1000000000000000.5"),
+        (1e15 + 0.5, math.nan, "1e+15"),
+        (1e15 + 0.5, 0.0, "1e+15"),
+        (0.0, 0.1, "0"),
+        (math.inf, 0.1, "inf"),
+    ],
+)
+def test_digits_tell_a_hundred_thousandth_of_the_spread(value: float, spread: float, cell: str) -> None:
+    assert told_apart(value, spread) == cell
 
 
 @given(TEXT)

@@ -20,7 +20,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError, NumericalError, StudyError, caller_stacklevel, counted, kinds_checked, listed
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.files import JsonTable
-from pacbayes_fl.names import as_html, to_cell
+from pacbayes_fl.names import as_html, to_cell, told_apart
 from pacbayes_fl.results.folder import write_atomic
 from pacbayes_fl.results.frames import frame
 from pacbayes_fl.study import user_rows
@@ -126,12 +126,12 @@ class Forecast:
         return every
 
     def to_csv(self) -> str:
-        """Write all columns as CSV, a row of the table a line; numbers with nine significant digits."""
-        stream, table = io.StringIO(), self.table()
-        writer = csv.writer(stream, lineterminator="\n")
+        """Write all columns as CSV, a row a line; own numbers as they were read, others by `names.told_apart`."""
+        table, own, unknown = self.table(), len(self.columns), torch.full((len(self.clients),), math.nan)
+        writer = csv.writer(stream := io.StringIO(), lineterminator="\n")
         writer.writerow([to_cell(name) for name in table])
-        for row in zip(*table.values(), strict=True):
-            writer.writerow([_cell(value) for value in row])
+        for spread, *row in zip(self.predicted.get("std", unknown).tolist(), *table.values(), strict=True):
+            writer.writerow([*map(_cell, row[:own]), *(_cell(value, spread) for value in row[own:])])
         return stream.getvalue()
 
     @kinds_checked
@@ -176,9 +176,9 @@ def check_out(path: Path) -> None:
             raise DataError("writing Parquet needs pyarrow", hint="pip install 'pacbayes_fl[tables]'") from error
 
 
-def _cell(value: object) -> object:
-    if isinstance(value, float):
-        return "" if math.isnan(value) else f"{value:.9g}"
+def _cell(value: object, spread: float | None = None) -> object:
+    if isinstance(value, float):  # without a spread as it was read
+        return "" if math.isnan(value) else repr(float(value)) if spread is None else told_apart(value, spread)
     return to_cell(value) if isinstance(value, str) else value
 
 

@@ -157,6 +157,19 @@ def test_cells_cannot_start_a_formula() -> None:
     assert result.by_client() == {"=1+1": {"mean": [pytest.approx(1 / 3)], "round": 2}}
 
 
+def test_cells_tell_what_the_interval_tells_and_keep_what_was_read() -> None:
+    """Of a meter that shows a hundred million nine digits end before the decimals that are predicted."""
+    columns: dict[str, list[object]] = {"client": [2.0], "reading": [100000001.68527]}
+    numbers = {"mean": 100000001.6969227, "std": 0.0202477, "lower": 100000001.65724, "upper": 100000001.73661}
+    predicted = {name: torch.tensor([one], dtype=torch.float64) for name, one in numbers.items()}
+    result = Forecast(columns, ["2.0"], predicted, 1)
+    own, reading, mean, std, lower, upper, _ = result.to_csv().splitlines()[1].split(",")
+    assert (own, reading, std) == ("2.0", "100000001.68527", "0.0202477")
+    assert [float(cell) for cell in (mean, lower, upper)] == pytest.approx(
+        [numbers[name] for name in ("mean", "lower", "upper")], rel=0, abs=1e-6
+    )
+
+
 def test_a_forecast_can_be_predicted_again(trained: run.Trained, tmp_path: Path) -> None:
     """Numbers of columns that are passed through stay numbers, in whatever form they stood."""
     lags = (" -0.5", "-.5", "-1e-1", "+.5", "-5.")
