@@ -26,8 +26,8 @@ from pacbayes_fl.results.frames import frame
 from pacbayes_fl.study import user_rows
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate.regression import BAND, not_finite, say_far
-from pacbayes_fl.study.later import from_table, images_of, members_of, past_of, taken
-from pacbayes_fl.study.predict import answers, distance, probabilities
+from pacbayes_fl.study.later import distance, from_table, images_of, members_of, past_of, taken
+from pacbayes_fl.study.predict import answers, probabilities
 from pacbayes_fl.study.release import Served, served
 from pacbayes_fl.study.run import Trained
 from pacbayes_fl.study.target_power import check_moments

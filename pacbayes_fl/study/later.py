@@ -432,3 +432,18 @@ def named(trained: Trained, words: Sequence[str]) -> list[str]:
     """
     known = {name for group in trained.groups.values() for name in group.train.names}
     return apart(words, known)
+
+
+def distance(mean: Tensor, y: Tensor) -> float:
+    """Say how far predictions, or later targets, are from a client's own targets.
+
+    Args:
+        mean: these numbers [M], NaN where nothing is; in the unit of y.
+        y: training targets [n].
+
+    Returns:
+        The largest distance from their mean, in their standard deviations; 0 where they do not vary.
+    """
+    spread = float(y.double().std(correction=0)) if len(y) else 0.0
+    far = (mean.double() - y.double().mean()).abs().nan_to_num(0.0)
+    return float(far.max()) / spread if spread > 0 and len(far) else 0.0

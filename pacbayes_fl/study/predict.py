@@ -23,7 +23,7 @@ from pacbayes_fl.study import scaling, user_rows
 from pacbayes_fl.study.data import ScaledGroup, check_targets, scale
 from pacbayes_fl.study.evaluate.classification import predictive
 from pacbayes_fl.study.evaluate.regression import BAND, not_finite, say_far, state_of, units_of
-from pacbayes_fl.study.later import from_table, members_of, pad, past_of, read
+from pacbayes_fl.study.later import distance, from_table, members_of, pad, past_of, read
 from pacbayes_fl.study.prepare import device_of
 from pacbayes_fl.study.release import Served, served
 from pacbayes_fl.study.run import Trained
@@ -226,21 +226,6 @@ def joined(
         if known.schema.classes is None:
             say_far([name], [distance(values[0][0].masked_fill(blank, torch.nan), y[own])], known.shared.transform)
         yield Joined(name, torch.where(wanted)[0], blank, tuple(one[0] for one in values))
-
-
-def distance(mean: Tensor, y: Tensor) -> float:
-    """Say how far predictions are from a client's own targets.
-
-    Args:
-        mean: predicted [M], NaN where nothing is; in the unit of y.
-        y: training targets [n].
-
-    Returns:
-        The largest distance from their mean, in their standard deviations; 0 where they do not vary.
-    """
-    spread = float(y.double().std(correction=0)) if len(y) else 0.0
-    far = (mean.double() - y.double().mean()).abs().nan_to_num(0.0)
-    return float(far.max()) / spread if spread > 0 and len(far) else 0.0
 
 
 def _say_learned(learned: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ run therefore stay those of its models before, also where later rows are rows of
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +20,13 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.user_tables import Table
-from pacbayes_fl.errors import DataError, ShapeError, StudyError, kinds_checked
+from pacbayes_fl.errors import DataError, ShapeError, StudyError, caller_stacklevel, kinds_checked, listed
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.lock import RunLock
 from pacbayes_fl.results import updates
 from pacbayes_fl.results.manifest import put
-from pacbayes_fl.study.later import Count, NewRows, extended, members_of, new_rows, read, taken, with_rows
+from pacbayes_fl.study.evaluate.regression import FAR
+from pacbayes_fl.study.later import Count, NewRows, distance, extended, members_of, new_rows, read, taken, with_rows
 from pacbayes_fl.study.release import served
 from pacbayes_fl.study.run import Trained
 
@@ -118,6 +120,7 @@ def update(trained: Trained, path: Path | str, clients: Sequence[str] = ()) -> U
             every = {name: new_rows(known, members_of(now, group, [name])[0], table, path) for name in asked}
             found |= {name: one.found for name, one in every.items()}
             if rows := {name: one for name, one in every.items() if one.found.new}:
+                _say_far(now, group, rows)
                 part, state = members_of(now, group, [*rows])
                 _, after = extended(known, part, state, rows, number)
                 saved = saved._replace(rows={**saved.rows, **rows})
@@ -127,6 +130,22 @@ def update(trained: Trained, path: Path | str, clients: Sequence[str] = ()) -> U
         if saved.rows:
             put(trained.folder, {updates.name_of(number): _content(saved)}, last=True)
     return Update(number if saved.rows else None, found)
+
+
+def _say_far(trained: Trained, group: str, rows: Mapping[str, NewRows]) -> None:
+    """Warn of targets that are as far from those that their client has learned from as ones in another unit."""
+    train = trained.groups[group].raw.train
+    if not train.y.is_floating_point():
+        return
+    own = {name: y[mask] for name, y, mask in zip(train.names, train.y, train.mask, strict=True) if name in rows}
+    far = {name: distance(one.y, own[name].to(one.y.device)) for name, one in rows.items()}
+    if those := [name for name, away in far.items() if away > FAR]:
+        what = (
+            f"later targets of {listed(those)} are up to {max(far.values()):.2g} standard deviations of their own "
+            "targets away from these: all later predictions learn from them"
+        )
+        hint = "in another unit? nothing takes an update back but a copy of the folder from before"
+        warnings.warn(f"{what} ({hint})", stacklevel=caller_stacklevel())
 
 
 def updated(trained: Trained) -> Trained:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -239,6 +240,17 @@ def hourly(days: int, houses: int = 2) -> list[Row]:
         for day in range(days)
         for hour in range(0, 24, 6)
     ]
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e6])
+def test_later_targets_in_another_unit_are_said_to_be_far(start: Start, tmp_path: Path, factor: float) -> None:
+    """Nothing takes an update back, and predictions afterwards are near the targets that they learned from."""
+    table = [{**row, "y": factor * float(row["y"])} for row in later()]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        update(run.open_run(start("ridge")), write_csv(tmp_path / "later.csv", table))
+    said = [str(one.message) for one in caught if "standard deviations" in str(one.message)]
+    assert [one.startswith("later targets of existing_0 are up to ") for one in said[:1]] == [True] * (factor > 1)
 
 
 def test_lags_of_next_month_reach_back_into_what_was_added(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ from pacbayes_fl.study.residuals import GAUSSIAN, ErrorShape
 from pacbayes_fl.tensors import client_blocks, mapped_zeros
 
 _SQUARE = 1e-100  # from here to its inverse, standard deviations can be squared
-_FAR = 1e3
+FAR = 1e3
+"""Standard deviations of a client's targets, beyond which nothing was learned from these."""
 _NUMBERS = ("mean", "std", "lower", "upper", "pit")
 BAND = (0.025, 0.975)
 """Levels of the lower and upper end of every predictive band."""
@@ -347,7 +348,7 @@ def say_far(names: Sequence[str], far: Sequence[float], transform: Transform | N
         what = f"means or standard deviations of predictions of {listed(endless)} are too large for a number"
         warnings.warn(f"{what}, while quantiles hold: {not_finite(transform)}", stacklevel=caller_stacklevel())
     near = [distance for name, distance in zip(names, far, strict=True) if name not in endless]
-    those = [name for name, distance in zip(names, far, strict=True) if distance > _FAR and name not in endless]
+    those = [name for name, distance in zip(names, far, strict=True) if distance > FAR and name not in endless]
     if those:
         what = (
             f"predictions of {listed(those)} are up to {max(near):.2g} standard deviations of their own targets away "
