@@ -161,13 +161,7 @@ def _read_file(part: DataPart) -> tables.Dataset:
     if part.task == "auto" and dataset.classes is None and path.suffix in user_tables.TABLES:
         _warn_of_labels(dataset)
     order = table_checks.order_of_file(path.name, dataset.provenance.get("cut"))
-    checks = (
-        table_checks.single_rows,
-        table_checks.copied_clients,
-        table_checks.copied_target,
-        table_checks.beyond_training,
-    )
-    for said in filter(None, (order, *(check_of(dataset) for check_of in checks))):
+    for said in filter(None, (order, *table_checks.remarks(dataset))):
         warnings.warn(said, stacklevel=caller_stacklevel())
     counted_by = {"file_sha256": sha256(path)}  # certificates are, whichever columns and cut a study takes
     return replace(dataset, provenance={**dataset.provenance, **counted_by})

@@ -138,6 +138,19 @@ def order_of_file(name: str, cut: Cut | None) -> str | None:
     return f"{what}; data.time names a column of times, a column 'split' says which are test rows"
 
 
+def remarks(dataset: tables.Dataset) -> list[str]:
+    """Say all that is worth a warning of a table's rows.
+
+    Args:
+        dataset: of a table.
+
+    Returns:
+        The remarks of `single_rows`, `copied_clients`, `copied_target` and `beyond_training`, of those that have one.
+    """
+    checks = (single_rows, copied_clients, copied_target, beyond_training)
+    return [said for check in checks if (said := check(dataset)) is not None]
+
+
 def single_rows(dataset: tables.Dataset) -> str | None:
     """Say whose training rows are but one, however often it stands there, and tell no spread.
 
