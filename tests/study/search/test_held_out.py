@@ -446,6 +446,19 @@ def test_paths_are_of_some_of_many_clients_of_those_first_that_have_a_row_to_spa
     assert len(seen[-1]) == 12 and "of the 12 clients" not in notes["federation.rounds"]["rule"]
 
 
+def test_which_of_many_clients_choose_does_not_depend_on_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_out, "_CLIENTS", 2)
+    given = load(tiny())
+    group = given.groups["existing"]
+    turned = group.select(torch.arange(group.train.clients - 1, -1, -1))
+    drawn = [
+        {*held_out._fewer(replace(given, groups={"existing": one}), seed).groups["existing"].train.names}
+        for seed in range(5)
+        for one in (group, turned)
+    ]
+    assert drawn[::2] == drawn[1::2] and len({*map(frozenset, drawn)}) > 1
+
+
 def test_no_round_is_taken_where_the_regression_is_better_than_any(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def along(*_: object, **__: object) -> Along:
         return Along({0: -1.0, 2: -2.0, 4: -3.0}, clients={k: (-k, -k, -k) for k in (0, 2, 4)})
