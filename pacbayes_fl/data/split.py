@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,8 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError
+
+_DIGITS: Final = 20  # of a number in a client's name
 
 Array = npt.NDArray[np.float64]
 Told = Callable[[int, Tensor], Tensor]
@@ -239,8 +243,13 @@ def shuffled(batch: ClientBatch, generator: torch.Generator) -> Tensor:
     Returns:
         Positions of the clients in the batch [K].
     """
-    by_name = torch.tensor(sorted(range(batch.clients), key=batch.names.__getitem__))
+    by_name = torch.tensor(sorted(range(batch.clients), key=lambda k: _numbered(batch.names[k])))
     return by_name[torch.randperm(batch.clients, generator=generator)]
+
+
+def _numbered(name: str) -> tuple[str, str]:
+    """Order names as people do, "house 2" before "house 10": so tables mostly have them."""
+    return re.sub(r"\d+", lambda digits: digits[0].zfill(_DIGITS), name), name
 
 
 def _blocks(m: int, count: int) -> Tensor:

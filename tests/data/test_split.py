@@ -236,3 +236,5 @@ def test_a_drawn_order_goes_by_the_names_of_clients() -> None:
 
     assert sorted(drawn(batch, 0)) == sorted(batch.names) and drawn(batch, 0) == drawn(batch.select(turned), 0)
     assert drawn(batch, 0) != drawn(batch, 1)
+    many = federation(*[2] * 12)  # as tables have them: c9 before c10
+    assert drawn(many, 0) == [many.names[k] for k in torch.randperm(12, generator=torch.Generator().manual_seed(0))]
