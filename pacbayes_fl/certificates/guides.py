@@ -114,6 +114,9 @@ def log_ratio_of(model: Program, inputs: object, drawn: Trace) -> float:
 
 def _sites(model: Program, inputs: object, drawn: Trace) -> Iterator[tuple[str, Distribution, Distribution, Tensor]]:
     """Yield name, distribution under guide and program, and value of every site of a trace of the guide."""
+    if seen := [name for name, site in drawn.nodes.items() if site.get("is_observed") and not is_plate(site)]:
+        what = f"the guide observes the site {seen[0]!r}, and a guide draws all of its sites"
+        raise AssumptionError(what, hint="what the rows say belongs into the program: pyro.sample(..., obs=) there")
     with torch.no_grad(), pyro.validation_enabled(False):
         played = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(inputs)
     if shared := [name for name, site in played.nodes.items() if site["type"] == "param" and name in drawn.nodes]:

@@ -61,7 +61,8 @@ def check_forecast(options: argparse.Namespace) -> None:
     Args:
         options: of `arguments.forecast_options`.
     """
-    from pacbayes_fl.study.forecast import check_out, levels_of
+    from pacbayes_fl.study.forecast import check_out
+    from pacbayes_fl.study.predict import levels_of
 
     levels_of(options.quantiles)
     if options.out is not None:

@@ -15,7 +15,7 @@ from pacbayes_fl.errors import StudyError, counted, shown
 Values = Sequence[object]
 
 _LOGICAL: Final = frozenset({"true", "false"})
-_DATE: Final = re.compile(r"\d{1,4}[-/. ]+(\d{1,2}|[A-Za-z]{3,9})[-/., ]+\d{1,4}\b")
+_DATE: Final = re.compile(r"\d{1,4}[-/. ]+(\d{1,2}|[A-Za-z]{3,9})[-/., ]+\d{1,4}\b|\d{4}[-/](0?[1-9]|1[0-2])$")
 _NUMBER: Final = re.compile(r"[-+]?[$€£¥]?\s?\d+([.,' ]\d{3})*([.,]\d+)?\s?(%|[$€£¥])?")
 _PLAINLY: Final = "numbers are read as 1234.5, without commas, units and signs"
 _CODES: Final = 20  # different values of a column of codes, some of which are numbers

@@ -25,9 +25,9 @@ from pacbayes_fl.results.folder import write_atomic
 from pacbayes_fl.results.frames import frame
 from pacbayes_fl.study import user_rows
 from pacbayes_fl.study.data import ScaledGroup
-from pacbayes_fl.study.evaluate.regression import BAND, not_finite, say_far
+from pacbayes_fl.study.evaluate.regression import not_finite, say_far
 from pacbayes_fl.study.later import distance, from_table, images_of, members_of, past_of, taken
-from pacbayes_fl.study.predict import answers, probabilities
+from pacbayes_fl.study.predict import answers, levels_of, probabilities
 from pacbayes_fl.study.release import Served, served
 from pacbayes_fl.study.run import Trained
 from pacbayes_fl.study.target_power import check_moments
@@ -182,29 +182,6 @@ def _cell(value: object, spread: float | None = None) -> object:
     return to_cell(value) if isinstance(value, str) else value
 
 
-def levels_of(quantiles: Sequence[float]) -> dict[str, float]:
-    """Name quantiles as columns: "q0.05" of the level .05.
-
-    Args:
-        quantiles: levels in (0, 1); none for "lower" and "upper", at 2.5 and 97.5 %.
-
-    Returns:
-        Level by column, in the order given.
-
-    Raises:
-        StudyError: when a level is not in (0, 1), or given twice.
-    """
-    if not quantiles:
-        return dict(zip(("lower", "upper"), BAND, strict=True))
-    for level in quantiles:
-        if not (math.isfinite(level) and 0 < level < 1):
-            raise StudyError(f"quantiles are between 0 and 1, got {level:g}", hint="such as .05,.5,.95")
-    named = {f"q{level:g}": level for level in quantiles}
-    if len(named) < len(quantiles):
-        raise StudyError(f"a quantile is given twice: {', '.join(f'{level:g}' for level in quantiles)}")
-    return named
-
-
 @kinds_checked
 def forecast(
     trained: Trained,
@@ -221,7 +198,7 @@ def forecast(
             on images an .npz, or a folder CLIENT/*.png, whose files are named in a column. Without a client column all
             rows are those of the one client that is named, and so are all files below the folder.
         clients: whose rows are predicted; all of the table when empty.
-        quantiles: levels of the predicted quantiles in (0, 1); 2.5 and 97.5 % when empty. Nothing for labels.
+        quantiles: levels of the predicted quantiles in (0, 1); 2.5 and 97.5 % when empty. Labels have none.
         later: rows of these clients with targets that came after the training; see `predict`.
 
     Returns:
@@ -292,9 +269,14 @@ def predicted_columns(known: Served, levels: Iterable[str]) -> tuple[tuple[str, 
 
     Returns:
         Names of the columns; and of the classes, by number, where they have names.
+
+    Raises:
+        StudyError: when quantiles are asked for, and the run predicts labels.
     """
     if known.schema.classes is None:
         return ("mean", "std", *levels), ()
+    if not {"lower", "upper"}.issuperset(levels):
+        raise StudyError("quantiles are of numbers, and the run predicts labels", hint="leave them out")
     classes = known.schema.provenance.get("class_names", ())
     each = (classes or range(known.schema.classes)) if _has_each(known) else ()
     return (*_CLASSES, *(f"probability_{name}" for name in each)), classes

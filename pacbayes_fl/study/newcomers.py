@@ -15,9 +15,9 @@ from pacbayes_fl.errors import DataError, NumericalError, kinds_checked
 from pacbayes_fl.names import apart
 from pacbayes_fl.study import user_rows
 from pacbayes_fl.study.evaluate.regression import not_finite
-from pacbayes_fl.study.forecast import Forecast, all_answers, image_columns, levels_of, predicted_columns
+from pacbayes_fl.study.forecast import Forecast, all_answers, image_columns, predicted_columns
 from pacbayes_fl.study.later import images_of
-from pacbayes_fl.study.predict import joined, seen_by
+from pacbayes_fl.study.predict import joined, levels_of, seen_by
 from pacbayes_fl.study.release import Served, served
 from pacbayes_fl.study.run import Trained
 from pacbayes_fl.study.target_power import check_moments

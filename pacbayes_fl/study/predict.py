@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -15,7 +16,7 @@ from pacbayes_fl.data import tables, user_tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling
 from pacbayes_fl.data.transforms import Transform
-from pacbayes_fl.errors import DataError, NumericalError, caller_stacklevel, kinds_checked, listed
+from pacbayes_fl.errors import DataError, NumericalError, StudyError, caller_stacklevel, kinds_checked, listed
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.files import JsonTable
@@ -349,6 +350,29 @@ def _predict(known: Served, state: FederationState, group: ScaledGroup, client: 
     _, result = next(answers(known, state, group, asked, BAND))
     kind = Prediction if known.schema.classes is None else ClassPrediction
     return kind(client, *(values[0] for values in result))
+
+
+def levels_of(quantiles: Sequence[float]) -> dict[str, float]:
+    """Name quantiles as columns: "q0.05" of the level .05.
+
+    Args:
+        quantiles: levels in (0, 1); none for "lower" and "upper", at 2.5 and 97.5 %.
+
+    Returns:
+        Level by column, in the order given.
+
+    Raises:
+        StudyError: when a level is not in (0, 1), or given twice.
+    """
+    if not quantiles:
+        return dict(zip(("lower", "upper"), BAND, strict=True))
+    for level in quantiles:
+        if not (math.isfinite(level) and 0 < level < 1):
+            raise StudyError(f"quantiles are between 0 and 1, got {level:g}", hint="such as .05,.5,.95")
+    named = {f"q{level:g}": level for level in quantiles}
+    if len(named) < len(quantiles):
+        raise StudyError(f"a quantile is given twice: {', '.join(f'{level:g}' for level in quantiles)}")
+    return named
 
 
 def answers(

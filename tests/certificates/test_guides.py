@@ -58,6 +58,16 @@ def test_a_site_that_only_the_guide_has_is_refused_and_plates_are_none() -> None
     assert [name for name, site in nodes.items() if site["type"] == "sample" and is_plate(site)] == ["rows"]
 
 
+def test_a_guide_that_observes_is_refused() -> None:
+    def observing(x: Tensor) -> None:
+        guide(x)
+        pyro.sample("y", dist.Normal(0.0, 1.0).expand([len(x)]).to_event(1), obs=torch.zeros(len(x)))
+
+    for measured in (kl_of, log_ratio_of):
+        with pytest.raises(AssumptionError, match="the guide observes the site 'y', and a guide draws"):
+            measured(program, X, poutine.trace(observing).get_trace(X))
+
+
 def test_a_prior_by_the_rows_inputs_is_refused() -> None:
     """As an empirical prior, or Zellner's, of the rows of the bound; one by their number alone has not seen them."""
     x, trace = torch.arange(10.0).reshape(5, 2), poutine.trace(guide).get_trace(X)

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.study.column_roles import client, not_target, odd_codes, own_marks, unread_numbers, why_left_out
+from pacbayes_fl.study.column_roles import (
+    client,
+    like_dates,
+    not_target,
+    odd_codes,
+    own_marks,
+    unread_numbers,
+    why_left_out,
+)
 
 CODES = [str(k) for k in range(1, 10)]
 
@@ -73,6 +81,12 @@ def test_numbers_in_a_form_that_is_not_read_are_said_to_be_numbers(text: str) ->
             "numbers are read as 1234.5, without commas, units and signs"
         )
         assert unread_numbers(values) == text and f"holds {text!r} and was" in not_target("r", values, "x")
+
+
+def test_months_of_years_are_dates_and_other_pairs_are_none() -> None:
+    assert like_dates(["2024-01", "2024-12", "1999/7"])
+    for text in ("2024-13", "2024.01", "10-20", "2024-01x"):
+        assert not like_dates(["2024-01", text])
 
 
 @pytest.mark.parametrize("text", ["a1", "10-20", "1,2,3", "12 kg", "v1.2.3", "1.5.2024"])

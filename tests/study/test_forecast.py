@@ -12,9 +12,9 @@ from pacbayes_fl.errors import DataError, NumericalError, StudyError
 from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.study import forecast as forecasting
 from pacbayes_fl.study import run
-from pacbayes_fl.study.forecast import Forecast, forecast, levels_of
+from pacbayes_fl.study.forecast import Forecast, forecast
 from pacbayes_fl.study.newcomers import forecast_newcomers
-from pacbayes_fl.study.predict import ClassPrediction, Prediction, predict
+from pacbayes_fl.study.predict import ClassPrediction, Prediction, levels_of, predict
 from tests.tiny import on_csv, rows, write_csv
 
 
@@ -195,6 +195,8 @@ def test_labels_of_images_and_tables_are_whole(tmp_path: Path, monkeypatch: pyte
     torch.testing.assert_close(every.sum(-1), torch.ones(len(every), dtype=torch.float64), rtol=1e-6, atol=0)
     assert torch.equal(every.argmax(-1), result.predicted["label"])
     assert torch.equal(every.max(-1).values, result.predicted["probability"])
+    with pytest.raises(StudyError, match="quantiles are of numbers, and the run predicts labels"):
+        forecast(opened, ask, quantiles=[0.1])
     monkeypatch.setattr(forecasting, "_EACH", 1)
     assert list(forecast(opened, ask).predicted) == ["label", "probability", "entropy"]
     alone = predict(opened, result.clients[0], ask)
