@@ -80,18 +80,24 @@ def coverage(bound: Bound, cases: Mapping[World, tuple[Case, ...]] | None = None
     """
     result = []
     for case in DRAWN[bound.world](0) if cases is None else cases[bound.world]:
-        options = {name: value for name, value in bound.example.items() if name not in bound.needs}
-        if gaps := [name for name in bound.needs if name not in case.numbers]:
-            what = f"the world {bound.world!r} has no {', '.join(gaps)}, which the bound {bound.name!r} needs"
-            raise AssumptionError(what, hint=f"it has {', '.join(case.numbers)}")
-        numbers = dict(case.numbers)
-        if bound.equal_beta:
-            numbers["beta"] = torch.as_tensor(numbers["beta"]).max()
-        certificate = bound.certify(numbers, DELTA, case.premises, **options)
-        if not certificate.valid:
-            raise AssumptionError(f"the bound {bound.name!r} is not valid where all premises hold: {certificate}")
+        certificate = _certified(bound, case, bound.world)
         result.append(Coverage(case.what, int((certificate.value < case.truth).sum()), certificate))
     return result
+
+
+def _certified(bound: Bound, case: Case, world: str) -> Certificate:
+    """Ask a bound in all worlds of one kind."""
+    options = {name: value for name, value in bound.example.items() if name not in bound.needs}
+    if gaps := [name for name in bound.needs if name not in case.numbers]:
+        what = f"the world {world!r} has no {', '.join(gaps)}, which the bound {bound.name!r} needs"
+        raise AssumptionError(what, hint=f"it has {', '.join(case.numbers)}")
+    numbers = dict(case.numbers)
+    if bound.equal_beta:
+        numbers["beta"] = torch.as_tensor(numbers["beta"]).max()
+    certificate = bound.certify(numbers, DELTA, case.premises, **options)
+    if not certificate.valid:
+        raise AssumptionError(f"the bound {bound.name!r} is not valid where all premises hold: {certificate}")
+    return certificate
 
 
 def failures_at_any_n(bound: Bound, seed: int = 0) -> int:
@@ -105,14 +111,17 @@ def failures_at_any_n(bound: Bound, seed: int = 0) -> int:
 
     Returns:
         The failures among 2,000.
+
+    Raises:
+        AssumptionError: as `coverage`.
     """
     losses = torch.from_numpy(np.random.default_rng((seed, 5)).integers(2, size=(WORLDS, 1024)).astype(np.float64))
     failed = torch.zeros(WORLDS, dtype=torch.bool)
     for n in sorted({round(2.0 ** (k / 3)) for k in range(31)}):
         own = losses[:, :n]
         numbers = {"risk": own.mean(1), "kl": torch.zeros(WORLDS), "n": n, "losses": own}
-        certificate = bound.certify({name: numbers[name] for name in bound.needs}, DELTA, _FINE, **bound.example)
-        failed |= certificate.value < 0.5
+        case = Case(f"{n} rows", numbers, _FINE, torch.tensor(0.5))
+        failed |= _certified(bound, case, "rows that keep arriving").value < case.truth
     return int(failed.sum())
 
 

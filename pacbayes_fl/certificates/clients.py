@@ -33,7 +33,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling
 from pacbayes_fl.errors import AssumptionError, DataError, kinds_checked
 from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun, model_of
-from pacbayes_fl.results.updates import fingerprints, since
+from pacbayes_fl.results.updates import fingerprints
 from pacbayes_fl.study import held_rows
 from pacbayes_fl.study.called import as_named
 from pacbayes_fl.study.foreseen import UNDECLARED, independent, normalised
@@ -94,10 +94,8 @@ def _certify(trained: Trained, request: Request, on_clients: OnClients, ship: Pa
     model = {} if trained.folder is None else model_of(trained.folder, trained.state.round)
     settled: dict[str, object] = {"loss": loss.name, "tables": study.report.certify.tables}
     later = _later_rows(trained) if request.later else {}
-    if request.later and request.record.anytime:
-        settled[study_certify_log.ARRIVED] = fingerprints(trained.folder)
-    elif request.later:  # another request after every update
-        settled["later"] = str(since(trained.folder))
+    if request.later:  # with more updates the same request, or by any other name another one
+        settled[study_certify_log.ARRIVED if request.record.anytime else "later"] = fingerprints(trained.folder)
     bound = request.record
     turn = study_certify_log.turn(trained.folder, {**request.settings, **settled, **model})
     request, uncounted = _count_tried(trained, request, turn)

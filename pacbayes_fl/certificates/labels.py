@@ -25,7 +25,7 @@ def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows
     Returns:
         The labels of the table, as JSON can hold them.
     """
-    part = trained.study.report.certify
+    part, later = trained.study.report.certify, since(trained.folder)
     priors = {
         "split": "a client's model after the training on its other rows",
         "client-level DP": "the server's, released with",
@@ -42,7 +42,7 @@ def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows
             prior = "what the server knows after the training on other rows"
         if request.smooth is not None:
             prior = f"particles blurred by {request.smooth:g}, against the data-free hyper-prior"
-        since_then = f" and those among {since(trained.folder)}" if request.later else ""
+        since_then = f" and those among {later}" if request.later else ""
         rows[name] = f"{seen}{since_then}; prior: {prior}"
         own, towards = "others' average units", "the typical moments of the clients that priors saw"
         if group.prior.source == "split":
@@ -71,7 +71,7 @@ def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows
         "formula": request.record.statement,
         "assumes": list(request.record.assumptions),
         "pooled": request.record.pooling,
-        "predictor": _predictors(trained, groups) if fixed or beside else {},
+        "predictor": _predictors(trained, groups, later is not None) if fixed or beside else {},
         "delta_shares": {"bound": request.shares[0], "hold-out bound": beside},
         "choice": _choice(request),
         "draws": request.draws,
@@ -83,7 +83,7 @@ def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows
         "test_risk": "of the same predictor on the client's test rows, which nothing has seen",
         "round": trained.state.round,
     }
-    if (later := since(trained.folder)) is not None:
+    if later is not None:
         fate = "changed what predict uses, but not the models here, which have not learned from them"
         labels["later"] = f"{later} {'are among the rows of the bound' if request.later else fate}"
     bound = request.record
@@ -96,9 +96,9 @@ def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows
     return labels if trained.dataset.classes is not None else labels | {"units": units}
 
 
-def _predictors(trained: Trained, groups: Mapping[str, BoundRows]) -> dict[str, str]:
+def _predictors(trained: Trained, groups: Mapping[str, BoundRows], updated: bool) -> dict[str, str]:
     """Name the predictor of each group that was fixed before the rows of the bound, by the mean that its loss is of."""
-    when = "uses" if since(trained.folder) is None else "used before later rows came"
+    when = "used before later rows came" if updated else "uses"
     kinds = {
         True: f"the personal models that predict {when}, which have not seen the rows",
         False: "the averaged predictions of the prior, which predict would personalise with the rows",

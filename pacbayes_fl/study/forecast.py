@@ -275,7 +275,7 @@ def predicted_columns(known: Served, levels: Iterable[str]) -> tuple[tuple[str, 
     """
     if known.schema.classes is None:
         return ("mean", "std", *levels), ()
-    if not {"lower", "upper"}.issuperset(levels):
+    if [*levels] != [*levels_of(())]:
         raise StudyError("quantiles are of numbers, and the run predicts labels", hint="leave them out")
     classes = known.schema.provenance.get("class_names", ())
     each = (classes or range(known.schema.classes)) if _has_each(known) else ()

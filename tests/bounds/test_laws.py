@@ -29,7 +29,6 @@ def cases() -> Mapping[World, tuple[Case, ...]]:
     return {world: tuple(draw(0)) for world, draw in DRAWN.items()}
 
 
-@pytest.mark.law
 @pytest.mark.parametrize("name", list(BOUNDS))
 def test_every_bound_covers_in_the_world_that_it_states(name: str, cases: Mapping[World, tuple[Case, ...]]) -> None:
     laws.covers(BOUNDS[name], cases)

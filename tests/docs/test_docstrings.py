@@ -15,7 +15,6 @@ GP = "pacbayes_fl.methods.pac_pfl.gp"
 PACKAGE = Path(pacbayes_fl.__file__).parent
 
 
-@pytest.mark.law
 @pytest.mark.parametrize(
     ("code", "target"),
     [

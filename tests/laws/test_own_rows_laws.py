@@ -56,7 +56,6 @@ def test_what_a_program_has_changed_since_is_kept() -> None:
     assert Study.from_table(result.table(), instances=result.instances) == result, "a saved run says everything"
 
 
-@pytest.mark.law
 @pytest.mark.parametrize("name", ["pac-pfl", "ridge", "pooled-gp"])
 def test_a_run_of_a_table_is_the_same_from_a_file_and_from_python(tmp_path: Path, name: str) -> None:
     sets = [one for one in quick(name) if not one.startswith(("data.", "federation.rounds"))]

@@ -88,7 +88,6 @@ def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | Non
     return together(2, folder, work)[0]
 
 
-@pytest.mark.law
 @fork
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_come_to_what_one_does(name: str, differences: dict[str, str | None]) -> None:
