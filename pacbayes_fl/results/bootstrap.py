@@ -24,8 +24,9 @@ def nested_bootstrap(
     each would average that away and make the interval too narrow by up to sqrt(seeds). Should the clients in truth
     be different ones, the crossed draw only widens the interval: it counts noise of single entries up to 3 times,
     the nested one up to 2 times. With unequal numbers, clients are drawn for each drawn seed on its own (nested). A
-    single seed is kept as it is: the interval then speaks of clients only. With few seeds the part that is due to
-    seeds is too narrow by about sqrt((seeds - 1) / seeds), as in every percentile bootstrap.
+    single seed is kept as it is: the interval then speaks of clients only, and one number alone has none. With few
+    seeds the part that is due to seeds is too narrow by about sqrt((seeds - 1) / seeds), as in every percentile
+    bootstrap.
 
     Args:
         values: `values[seed][client]`; a NaN makes all three numbers NaN.
@@ -34,7 +35,8 @@ def nested_bootstrap(
         level: of the interval.
 
     Returns:
-        The mean (every seed weighs alike), and the lower and upper end of the interval.
+        The mean (every seed weighs alike), and the lower and upper end of the interval; NaN for both of a single client
+        under a single seed, of which no spread is known.
 
     Raises:
         ShapeError: when there is no seed, or a seed without clients.
@@ -79,7 +81,7 @@ def nested_bootstraps(
             what = f"values must hold at least one client for every seed, got lengths {[len(r) for r in many[k]]}"
             raise ShapeError(what)
         result.append((float(np.mean([row.mean() for row in values])), math.nan, math.nan))
-        if all(np.isfinite(row).all() for row in values):
+        if sum(row.size for row in values) > 1 and all(np.isfinite(row).all() for row in values):
             alike.setdefault(tuple(row.size for row in values), []).append(k)
     for sizes, metrics in alike.items():
         replicates = _replicates([rows[k] for k in metrics], sizes, np.random.default_rng(seed), draws)

@@ -27,7 +27,7 @@ class Paired(NamedTuple):
     Args:
         method: its name.
         mean: of the differences method - reference over clients, each the mean over seeds.
-        low: lower end of the 95 % bootstrap interval over clients.
+        low: lower end of the 95 % bootstrap interval over clients; NaN of one client.
         high: upper end.
         lower: clients for which the method has the smaller value.
         higher: clients for which it has the larger value.

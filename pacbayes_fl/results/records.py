@@ -156,10 +156,10 @@ class Result:
     def summary(self, seed: int = 0) -> JsonTable:
         """Summarise the clients of each group, as in `metrics.json`.
 
-        Clients weigh alike. `std` is the sample standard deviation over clients (ddof 1; 0 for one client), `interval`
-        the 95 % percentile bootstrap of the mean over clients. Clients whose value is NaN are left out, and then
-        the entry says over how many `n_clients` it was taken; `not_finite` names them, and those whose value is
-        infinite, with what they have. A number that is not finite is None. A dot nests: "pm.accuracy" stands in
+        Clients weigh alike. `std` is the sample standard deviation over clients (ddof 1), `interval` the 95 %
+        percentile bootstrap of the mean over clients; one client has neither. Clients whose value is NaN are left out,
+        and then the entry says over how many `n_clients` it was taken; `not_finite` names them, and those whose value
+        is infinite, with what they have. A number that is not finite is None. A dot nests: "pm.accuracy" stands in
         `["pm"]["accuracy"]`.
 
         Args:
@@ -291,7 +291,7 @@ def _statistics(values: np.ndarray, interval: tuple[float, float, float]) -> Jso
 
     mean, low, high = interval
     with np.errstate(invalid="ignore"):
-        std = float(values.std(ddof=1)) if values.size > 1 else 0.0 if values.size else math.nan
+        std = float(values.std(ddof=1)) if values.size > 1 else math.nan
         median = float(np.median(values)) if values.size else math.nan
     return {"mean": number(mean), "std": number(std), "median": number(median), "interval": [number(low), number(high)]}
 

@@ -18,9 +18,16 @@ def test_bootstrap_is_deterministic_and_leaves_the_global_generator_alone() -> N
     assert nested_bootstrap(values) == nested_bootstrap(values)
     assert nested_bootstrap(values, seed=1) != nested_bootstrap(values, seed=2)
     assert (np.random.get_state()[1] == before).all()  # noqa: NPY002
-    assert nested_bootstrap([[3.0]]) == (3.0, 3.0, 3.0)
     assert nested_bootstrap([[1.0, 3.0], [5.0]])[0] == 3.5
     assert all(math.isnan(number) for number in nested_bootstrap([[1.0, math.nan]]))
+
+
+def test_one_number_has_no_interval_and_equal_ones_have_one_of_no_width() -> None:
+    mean, low, high = nested_bootstrap([[3.0]])
+    assert mean == 3.0 and math.isnan(low) and math.isnan(high)
+    assert nested_bootstrap([[3.0, 3.0]]) == nested_bootstrap([[3.0], [3.0]]) == (3.0, 3.0, 3.0)
+    _, low, high = nested_bootstrap([[1.0], [2.0], [4.0]])  # of one client the seeds differ
+    assert 1.0 <= low < high <= 4.0
 
 
 @pytest.mark.parametrize("values", [[], [[]], [[1.0], []]])
@@ -98,7 +105,7 @@ def test_bootstraps_of_many_metrics_are_those_of_each_alone_bit_by_bit(
     n_seeds: int, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     random = np.random.default_rng(block)
-    many = [random.normal(size=(n_seeds, n)).tolist() for n in (24, 1, 24, 7, 24)]
+    many = [random.normal(size=(n_seeds, n)).tolist() for n in (24, 2, 24, 7, 24)]
     ragged = [[1.0, 2.0, 4.0], [0.5]]
     alone = [one_by_one(values, 5) for values in many]
     monkeypatch.setattr(bootstrap, "_BLOCK", block)

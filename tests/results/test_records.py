@@ -149,7 +149,7 @@ def test_summary_is_numpys_and_is_what_metrics_json_holds(tmp_path: Path) -> Non
     assert existing["rsmse"]["median"] == 0.5
     low, high = existing["rsmse"]["interval"]
     assert rsmse.min() <= low < rsmse.mean() < high <= rsmse.max()
-    assert new["rsmse"] == {"mean": 1e-300, "std": 0.0, "median": 1e-300, "interval": [1e-300, 1e-300]}
+    assert new["rsmse"] == {"mean": 1e-300, "std": None, "median": 1e-300, "interval": [None, None]}
     # two clients have no CE: the mean says over how many it goes; an infinite value is null, not a made-up number
     assert existing["ce"]["mean"] == 0.2 and existing["ce"]["n_clients"] == 1
     assert existing["ce"]["not_finite"] == {'say "2"': "nan"}
@@ -171,8 +171,8 @@ def test_summary_nests_at_dots_and_names_whom_it_leaves_out() -> None:
         "new": {
             "ce": {**nothing, "n_clients": 0, "not_finite": {"a": "nan"}},
             "n_clients": 1,
-            "pm": {"accuracy": {"mean": 0.5, "std": 0.0, "median": 0.5, "interval": [0.5, 0.5]}},
-            "gm": {"accuracy": {"mean": 0.25, "std": 0.0, "median": 0.25, "interval": [0.25, 0.25]}},
+            "pm": {"accuracy": {"mean": 0.5, "std": None, "median": 0.5, "interval": [None, None]}},
+            "gm": {"accuracy": {"mean": 0.25, "std": None, "median": 0.25, "interval": [None, None]}},
         }
     }
 
