@@ -77,22 +77,8 @@ def shared(train: ClientBatch, test: ClientBatch, times: tuple[Tensor, Tensor] |
     return result
 
 
-def fingerprints(batch: ClientBatch, k: int, times: Tensor | None = None) -> list[bytes]:
-    """Keys of rows, equal for equal rows of a client: all numbers, and the time where it is known.
-
-    Args:
-        batch: rows [K, N].
-        k: position of the client.
-        times: of the rows [K, N].
-
-    Returns:
-        One for each real row, in their order.
-    """
-    return next(_keys(batch.select(torch.tensor([k])), None if times is None else times[k : k + 1]))
-
-
 def _keys(batch: ClientBatch, times: Tensor | None) -> Iterator[list[bytes]]:
-    """Do as `fingerprints` for all clients, one after the other."""
+    """Yield keys of each client's real rows, equal for equal rows: all numbers, and the time where it is known."""
     for k, own in enumerate(rows_of(batch)):
         rows = [row.tobytes() for row in own]
         if times is not None:
