@@ -167,20 +167,6 @@ def select(tree: Tree, index: Tensor) -> Tree:
     return tree_map(lambda leaf: leaf.index_select(0, index), tree)
 
 
-def scatter(tree: Tree, index: Tensor, part: Tree) -> Tree:
-    """Put the clients of `part` back into a tree, leaving both inputs as they are.
-
-    Args:
-        tree: leaves [K, *].
-        index: positions [k] where the clients of `part` go, int64.
-        part: leaves [k, *].
-
-    Returns:
-        A tree with leaves [K, *].
-    """
-    return tree_map(lambda leaf, new: leaf.index_copy(0, index, new), tree, part)
-
-
 def cat(trees: Sequence[Tree]) -> Tree:
     """Join trees along the client dimension.
 

@@ -300,33 +300,26 @@ def meant(saved: Checkpoint | None) -> Iterator[None]:
 
 
 class ClientMatch(NamedTuple):
-    """Which saved client is which present one; see `match_clients`.
+    """The clients that a checkpoint and a federation have in common, in the order of the federation.
 
     Args:
-        source: positions [k] among the saved clients, int64.
-        target: positions [k] of the same clients now, int64.
-        new: ids without a saved state.
-        departed: saved ids that are not here any more.
+        source: positions among the saved clients [k], int64.
+        target: positions of the same clients in the federation, k of them.
     """
 
     source: Tensor
-    target: Tensor
-    new: tuple[int, ...]
-    departed: tuple[int, ...]
+    target: list[int]
 
 
 def match_clients(saved_ids: Sequence[int], ids: Sequence[int]) -> ClientMatch:
-    """Match the clients of a checkpoint with those of now by id, never by position.
-
-    `tensors.scatter(initial, match.target, tensors.select(saved, match.source))` is the state to go on with: known
-    clients get their saved state in today's order, new ones keep their initial state, departed ones are gone.
+    """Match the clients of a checkpoint with those of a federation by id, never by position.
 
     Args:
         saved_ids: ids in the order of the saved states.
-        ids: ids in the order of now.
+        ids: ids in the order of the federation.
 
     Returns:
-        Positions to take from and to put to, and the ids on one side only.
+        Positions to take states from and to put them to.
 
     Raises:
         CheckpointError: when an id occurs twice on one side.
@@ -335,14 +328,8 @@ def match_clients(saved_ids: Sequence[int], ids: Sequence[int]) -> ClientMatch:
         if twice := [number for number, count in Counter(numbers).items() if count > 1]:
             raise CheckpointError(f"{what} clients must have different ids, got {', '.join(map(str, twice))} twice")
     position = {number: place for place, number in enumerate(saved_ids)}
-    present = set(ids)
-    result = [(position[number], place) for place, number in enumerate(ids) if number in position]
-    return ClientMatch(
-        torch.tensor([source for source, _ in result], dtype=torch.int64),
-        torch.tensor([target for _, target in result], dtype=torch.int64),
-        tuple(number for number in ids if number not in position),
-        tuple(number for number in saved_ids if number not in present),
-    )
+    target = [place for place, number in enumerate(ids) if number in position]
+    return ClientMatch(torch.tensor([position[ids[place]] for place in target], dtype=torch.int64), target)
 
 
 def _rounds(root: Path) -> list[tuple[int, Path]]:

@@ -429,7 +429,7 @@ def _restored(method: AnyMethod, clients: ClientBatch, study: Study, saved: Chec
     states = {name: tensor for name, tensor in flat.items() if name.startswith("clients")}
     known_before = tensors.unleaves({"clients": fresh.kept.select((0,))}, states, exact=False)["clients"]
     match = checkpoint.match_clients(meta.stateful, clients.ids)
-    target, source, seen = match.target.tolist(), match.source.to(clients.x.device), set(meta.ids)
+    target, source, seen = match.target, match.source.to(clients.x.device), set(meta.ids)
     known = fresh.kept.after(
         (target[own], tensors.select(known_before, source[own])) for own in tensors.client_blocks(len(target))
     )

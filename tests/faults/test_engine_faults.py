@@ -186,7 +186,8 @@ def test_clients_are_matched_by_id_when_a_run_goes_on(order: list[int], tmp_path
     back = tensors.unleaves(like, loaded.tensors)
     match = checkpoint.match_clients(loaded.meta["ids"], today.ids)
     fresh = federation_state.start(method, today, plan).clients
-    clients = tensors.scatter(fresh, match.target, tensors.select(back["clients"], match.source))
+    target, known = torch.tensor(match.target), tensors.select(back["clients"], match.source)
+    clients = tensors.tree_map(lambda leaf, own: leaf.index_copy(0, target, own), fresh, known)
     ((_, resumed),) = engine.rounds(method, today, plan, FederationState(back["server"], clients, 2))
     assert_close(resumed.clients, tensors.select(states[2].clients, torch.tensor(order)), 1e-12)
     assert resumed.clients.seen.tolist() == [3] * len(order)
