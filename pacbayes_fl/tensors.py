@@ -148,6 +148,18 @@ def on_host(leaf: Tensor) -> bool:
     return leaf.device.type == "cpu"
 
 
+def known_false(flags: Tensor) -> bool:
+    """Whether no flag is set, as far as that can be told without waiting for a device: work for the others is spared.
+
+    Args:
+        flags: bool [*].
+
+    Returns:
+        True where none is; False where one is, and on every device.
+    """
+    return on_host(flags) and not bool(flags.any())
+
+
 def select(tree: Tree, index: Tensor) -> Tree:
     """Take clients out of a tree.
 

@@ -125,6 +125,13 @@ def test_select_acts_on_every_leaf() -> None:
     assert same(tree, state(4))
 
 
+def test_no_flag_is_known_to_be_set_on_the_host_alone() -> None:
+    none = torch.zeros(3, dtype=torch.bool)
+    assert tensors.known_false(none) and tensors.known_false(none[:0])
+    assert not tensors.known_false(torch.tensor([False, True]))
+    assert not tensors.known_false(none.to("meta"))
+
+
 def test_cat_joins_what_select_took_apart() -> None:
     tree = state(5)
     parts = [tensors.select(tree, torch.tensor(at)) for at in ([0, 1], [2], [3, 4])]

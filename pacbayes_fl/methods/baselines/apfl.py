@@ -83,7 +83,7 @@ class APFL(AveragedWeights[Mixing]):
     def personalise(self, message: Server, state: Mixing, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Mix the global weights and the client's own; one that never took part trains its own now."""
         fresh = self.is_new(state)
-        if not tensors.on_host(fresh) or bool(fresh.any()):
+        if not tensors.known_false(fresh):
             w = tensors.expand(message.theta, batch.clients)
             _, v, _ = self._trained(w, state._replace(theta=w), batch, noise, self.join_passes, hold=True)
             state = state._replace(theta=tensors.where(fresh, v, state.theta))

@@ -180,7 +180,7 @@ class FedAMP(PointEstimate[Server, Server, Client, Update]):
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's weights; one that never trained trains now, near the mean of all."""
         fresh = self.is_new(state)
-        if not tensors.on_host(fresh) or bool(fresh.any()):
+        if not tensors.known_false(fresh):
             fitted = self._near_mixture(message, state, batch, noise, self.join_passes).theta
             state = state._replace(theta=tensors.where(fresh, fitted, state.theta))
         return self.personalise_trained(message, state, batch, noise)

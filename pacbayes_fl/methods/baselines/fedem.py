@@ -90,7 +90,7 @@ class FedEM(AveragedWeights[Proportions]):
     def personalise(self, message: Server, state: Proportions, batch: ClientBatch, noise: Noise) -> MixturePosterior:
         """Mix the networks; a client that never took part finds its proportions now."""
         theta, fresh = tensors.expand(message.theta, batch.clients), self.is_new(state)
-        if not tensors.on_host(fresh) or bool(fresh.any()):
+        if not tensors.known_false(fresh):
             joined = state
             for _ in range(self.join_steps):
                 joined = joined._replace(log_share=self._maximised(theta, joined, batch))

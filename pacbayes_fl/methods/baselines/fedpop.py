@@ -261,7 +261,7 @@ class FedPop(Method[Server, Server, Client, Update]):
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightedSamples:
         """Draw from the client's chain under the last phi; that of a new client forgets its start first."""
         fresh = self.is_new(state)
-        if not tensors.on_host(fresh) or bool(fresh.any()):
+        if not tensors.known_false(fresh):
             joined = self._run(message, state.own, batch, noise.fork(), self.join_passes, hold=True)[0]
             state = state._replace(own=tensors.where(fresh, joined, state.own))
         return self.personalise_trained(message, state, batch, noise)

@@ -103,7 +103,7 @@ class LocalOnly(PointEstimate[Server, Server, Client, Update]):
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's weights; one that never trained trains now."""
         fresh = self.is_new(state)
-        if not tensors.on_host(fresh) or bool(fresh.any()):
+        if not tensors.known_false(fresh):
             fitted = map_estimate.fit(self.model, self.local, state.theta, batch, noise, self.join_passes).theta
             state = state._replace(theta=tensors.where(fresh, fitted, state.theta))
         return self.personalise_trained(message, state, batch, noise)

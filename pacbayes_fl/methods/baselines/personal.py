@@ -71,7 +71,7 @@ class PersonalWeights(AveragedWeights[Kept]):
     def personalise(self, message: Server, state: Kept, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's own weights; one that never took part trains them now."""
         fresh = self.is_new(state)
-        if not tensors.on_host(fresh) or bool(fresh.any()):
+        if not tensors.known_false(fresh):
             joined = self.newcomer(tensors.expand(message.theta, batch.clients), batch, noise)
             state = state._replace(theta=tensors.where(fresh, joined, state.theta))
         return self.personalise_trained(message, state, batch, noise)

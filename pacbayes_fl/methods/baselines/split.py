@@ -118,7 +118,7 @@ class Split(FineTuned[Client | Nothing], AveragedWeights[Client | Nothing]):
     ) -> WeightPosterior:
         """Join the shared weights and the client's own; who never trained trains the own ones first."""
         fresh = self.is_new(state)
-        if isinstance(state, Client) and fresh is not None and not (tensors.on_host(fresh) and not bool(fresh.any())):
+        if isinstance(state, Client) and fresh is not None and not tensors.known_false(fresh):
             theta = self._joined(message, state, batch)
             fitted = self._descend("own", theta, batch, noise.fork(), self.join_passes).theta
             own = fitted[:, self._at("own", theta)]

@@ -120,7 +120,7 @@ class VanillaBNN(FixedPrior[pfedbayes.Server, pfedbayes.Client, Took]):
     ) -> WeightPosterior:
         """Give the client's q; one that never trained trains now."""
         fresh = self.is_new(state)
-        if not tensors.on_host(fresh) or bool(fresh.any()):
+        if not tensors.known_false(fresh):
             trained, _ = self.train(state, batch, noise.fork(), self.join_passes)
             state = tensors.where(fresh, trained, state)
         return self.personalise_trained(message, state, batch, noise)

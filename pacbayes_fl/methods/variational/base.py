@@ -210,7 +210,7 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         Returns:
             Leaves [K, D].
         """
-        if tensors.on_host(fresh) and not bool(fresh.any()):
+        if tensors.known_false(fresh):
             return q
         fitted = self.fit_against(self.refining, w, batch, noise, self.draw, free)
         return tensors.where(fresh, fitted, q)

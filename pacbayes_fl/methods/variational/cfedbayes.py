@@ -228,7 +228,7 @@ class CFedBayes(Variational[Server, Client, Update]):
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's q; one that never trained chooses a cluster and fits q against it first."""
         fresh, forked = is_new(pfedbayes.Client(*state[:3])), noise.fork()
-        if tensors.on_host(fresh) and not bool(fresh.any()):
+        if tensors.known_false(fresh):
             return self.personalise_trained(message, state, batch, noise)
         w = tensors.select(message.w, self.assign(message, batch, forked))
         return self.posterior(self.fit_new_clients(state.q, fresh, w, batch, forked), batch, noise)

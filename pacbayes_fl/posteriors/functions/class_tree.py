@@ -108,7 +108,7 @@ def grow(points: Tensor, present: Tensor) -> ClassTree:
     right, used = torch.zeros_like(members), torch.ones(clients, dtype=torch.int64, device=points.device)
     for slot in range(len(slots)):
         node = members[:, slot]
-        if slot and tensors.on_host(node) and not bool(node.any()):
+        if slot and tensors.known_false(node):
             return ClassTree(present, members[:, :slot], right[:, :slot])
         one = two_means(distances, node)
         right = torch.where((slots == slot).view(1, -1, 1), one.unsqueeze(1), right)

@@ -160,7 +160,7 @@ def choose(kernel: Kernel, noise: Tensor, mask: Tensor, count: int) -> Points:
     for j in range(shape[2]):
         gain = (left - floor).clamp_min_(0.0).mul_(precise)
         live = gain.sum(-1) > 2 * SLACK
-        if j and tensors.on_host(gain) and not bool(live.any()):
+        if j and tensors.known_false(live):
             return Points(at[..., :j], used[..., :j], factor[..., :j, :], left)
         row = torch.where(live, gain.max(-1).indices, 0)
         index, before = row.unsqueeze(-1), factor[..., :j, :]
