@@ -105,6 +105,11 @@ class Dataset:
     time_kind: str = ""
     history: History | None = None
 
+    @property
+    def task(self) -> user_tables.Task:
+        """What is learned: "regression", or "classification" of labels."""
+        return "regression" if self.classes is None else "classification"
+
 
 def from_arrays(arrays: Mapping[str, Array], provenance: Mapping[str, Any]) -> Dataset:
     """Build a data set from the long form that `data_gen` writes.

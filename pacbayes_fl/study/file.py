@@ -218,7 +218,7 @@ class Study:
         places.check({**layered, "method": options}, recipe, where)
         data = settings.parse(DataPart, layered.get("data", {}), f"{where} [data]")
         if name in METHODS and (data.task == "classification" or getattr(sources.find(data.source), "classes", False)):
-            check_task(name, classification=True)
+            check_task(name, "classification")
         parts: JsonTable = {
             part: settings.parse(kind, layered.get(part, {}), f"{where} [{part}]") for part, kind in PARTS
         }

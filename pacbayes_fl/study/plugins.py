@@ -170,22 +170,21 @@ def blamed(error: BaseException) -> tuple[str | None, list[str]]:
     return references.raised_in(error), references.brought()
 
 
-def check_task(method: str, classification: bool) -> None:
+def check_task(method: str, task: metrics.Task) -> None:
     """Refuse a method of regression on data with classes, and one of classification on numbers.
 
     Args:
         method: name of `METHODS`.
-        classification: whether the targets are labels.
+        task: what the data ask for.
 
     Raises:
         StudyError: saying which methods can learn them.
     """
-    task: metrics.Task = "classification" if classification else "regression"
     if task in METHODS[method].learns:
         return
     able = ", ".join(name for name, recipe in methods.METHODS.items() if task in recipe.learns)
-    (own,), have = METHODS[method].learns, "classes" if classification else "numbers"
-    usual = "pfedbayes" if classification else "pfedgp"
+    (own,) = METHODS[method].learns
+    have, usual = ("classes", "pfedbayes") if task == "classification" else ("numbers", "pfedgp")
     raise StudyError(
         f"{method} is a method of {own}, and the data have {have}",
         hint=f"choose one of {able}, such as --set method.name={usual}",

@@ -120,7 +120,7 @@ def _inner(
     study: Study, dataset: tables.Dataset, linear: LinearStart | None = None
 ) -> tuple[AnyMethod, torch.dtype | None]:
     if study.instances.method is None:
-        check_task(study.method.name, dataset.classes is not None)
+        check_task(study.method.name, dataset.task)
     inputs = scaling.inputs(study, dataset)
     shape = dataset.feature_shape or (len(inputs),)
     size.check_model(study, math.prod(shape), dataset.classes)

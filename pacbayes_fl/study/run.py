@@ -240,7 +240,7 @@ def _assembled(
 
     So a run begins, one that was interrupted goes on, and one that is to be predicted with is opened.
     """
-    regression.metrics_of(study, _task(dataset))  # refused before anything is trained
+    regression.metrics_of(study, dataset.task)  # refused before anything is trained
     coverage.check(study, dataset)
     division = held_rows.divide(study, dataset)  # before anything looks at the rows
     history = folder.history().extended(study, dataset, division.dataset)
@@ -330,7 +330,7 @@ def report(trained: Trained, ranks: Ranks | None = None) -> Result:
     Returns:
         The result: a row per client and group, predictions, and the record of the rounds.
     """
-    study, task = trained.study, _task(trained.dataset)
+    study, task = trained.study, trained.dataset.task
     metrics, column = regression.metrics_of(study, task), coverage.column(study, trained.dataset)
     reports = []
     for name, group in trained.groups.items():
@@ -357,10 +357,6 @@ def report(trained: Trained, ranks: Ranks | None = None) -> Result:
         saved_rows.shown(study, {name: tensor.cpu() for one in reports for name, tensor in one.predictions.items()}),
         _labels(trained, rows) | {**trained.notes},
     )
-
-
-def _task(dataset: tables.Dataset) -> str:
-    return "regression" if dataset.classes is None else "classification"
 
 
 def _labels(trained: Trained, rows: ClientRows) -> JsonTable:

@@ -129,9 +129,11 @@ def score(trained: Trained, path: Path | str, clients: Sequence[str] = ()) -> Sc
     known, study = served(trained), trained.study
     table = read(known, path, True, clients[0] if len(clients) == 1 else None, trained.groups.values())
     clients = taken(trained, path, table.clients, clients)
-    numbers = known.schema.classes is None
-    metrics = regression.metrics_of(study, "regression" if numbers else "classification")
-    evaluate = partial(regression.evaluate, errors=trained.errors) if numbers else classification.evaluate
+    task = known.schema.task
+    metrics = regression.metrics_of(study, task)
+    evaluate = (
+        classification.evaluate if task == "classification" else partial(regression.evaluate, errors=trained.errors)
+    )
     rows, left_out, reports = dict[str, int](), dict[str, int](), []
     for name, group in trained.groups.items():
         asked = [client for client in group.train.names if client in clients]
@@ -156,7 +158,6 @@ def score(trained: Trained, path: Path | str, clients: Sequence[str] = ()) -> Sc
     lines = ClientRows.joined([one.rows for one in reports])
     flat = {name: tensor.cpu() for one in reports for name, tensor in one.predictions.items()}
     labels = {"round": trained.state.round, **regression.notes(metrics), "test_rows": f"those of {Path(path).name}"}
-    task = "regression" if numbers else "classification"
     result = Result(study.name, study.method.name, study.seed, task, (), lines, flat, labels)
     return Score(result, rows, left_out)
 

@@ -132,8 +132,7 @@ def serve(
         labels |= told.notes(state.round, study.plan.rounds)
         rows = _finished(study, method, nodes, hellos, known, state, aggregator)
         about = described.labels(study, method, state.round, schema, shared, rows, records)
-        task = "regression" if known.schema.classes is None else "classification"
-        name, labels = study.method.name, about | labels
+        name, task, labels = study.method.name, known.schema.task, about | labels
         result = Result(study.name, name, study.seed, task, tuple(records), rows, labels=labels)
         folder.finish(result, study.report.page)
         return result

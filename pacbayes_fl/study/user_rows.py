@@ -65,7 +65,7 @@ def read(
             made,
             need_target=need_target,
             default_client=default,
-            task="regression" if schema.classes is None else "classification",
+            task=schema.task,
             past=schema.history if past is None else past,
             read=columns,
         )

@@ -39,7 +39,7 @@ def labels(
     Returns:
         What tables and figures say of its numbers.
     """
-    metrics = regression.metrics_of(study, "regression" if dataset.classes is None else "classification")
+    metrics = regression.metrics_of(study, dataset.task)
     differences: JsonTable = {
         "differs_from_paper": {key: list(pair) for key, pair in study.differences().items()},
         "round": round,

@@ -281,7 +281,7 @@ def tune(
     space = search.get(_ROUNDS)
     marks = [v for v in space.values if isinstance(v, int)] if isinstance(space, OneOf) else [base.plan.rounds]
     dataset = held_rows.rows_for_tuning(base, held_rows.divide(base, load(base)))
-    scores = search_scores("regression" if dataset.classes is None else "classification")
+    scores = search_scores(dataset.task)
     wanted = score or scores[0]
     if wanted not in scores:
         raise StudyError(f"score {wanted!r} is not for these data", hint=f"one of {', '.join(scores)} is")
