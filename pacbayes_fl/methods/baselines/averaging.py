@@ -21,7 +21,6 @@ from pacbayes_fl.models.base import default
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.predictive import Posterior
-from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average
 from pacbayes_fl.server.step import SERVER_STEP, Memoryless, ServerStep, State
 
@@ -129,7 +128,12 @@ class AveragedWeights(PointEstimate[Server, Server, Client, Update]):
     @default
     def global_model(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> Posterior | None:
         """The global weights themselves."""
-        return self.posterior(tensors.expand(message.theta, batch.clients), batch, noise)
+        return self.predictor(tensors.expand(message.theta, batch.clients), batch, noise)
+
+    @default
+    def predictor(self, theta: Tensor, batch: ClientBatch, noise: Noise) -> Posterior:
+        """Predict with trained weights, theta [K, D]: those of one network, or of all that the server averages."""
+        return self.posterior(theta, batch, noise)
 
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""
@@ -169,9 +173,9 @@ class WeightAveraging(FineTuned[Nothing], Stateless):
         theta, _, loss = self.descend(tensors.expand(message.theta, batch.clients), batch, noise)
         return self.sent(theta, loss, batch), state
 
-    def personalise(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+    def personalise(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> Posterior:
         """Give the global weights, fine-tuned on the client's rows where that is asked for."""
         theta = tensors.expand(message.theta, batch.clients)
         if self.finetune:
             theta = self.descend(theta, batch, noise, self.finetune).theta
-        return self.posterior(theta, batch, noise)
+        return self.predictor(theta, batch, noise)

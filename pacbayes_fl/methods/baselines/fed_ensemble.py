@@ -8,17 +8,14 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import Descended
-from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.baselines import ensemble
-from pacbayes_fl.methods.baselines.averaging import Server, Stateless, Update
+from pacbayes_fl.methods.baselines.averaging import WeightAveraging
 from pacbayes_fl.methods.baselines.ensemble import labels_of, mixture
 from pacbayes_fl.methods.baselines.point import initial_weights
-from pacbayes_fl.methods.fine_tuning import FineTuned
 from pacbayes_fl.methods.options import Paper
 from pacbayes_fl.methods.recipe import MethodSummary, OneOf
 from pacbayes_fl.noise import Noise
@@ -28,7 +25,7 @@ from pacbayes_fl.posteriors.weights.mixture import MixturePosterior
 
 @final
 @dataclass(frozen=True)
-class FedEnsemble(FineTuned[Nothing], Stateless):
+class FedEnsemble(WeightAveraging):
     """M networks from independent starts, each averaged as in FedAvg and mixed with equal weights.
 
     theta_m <- sum_k w_k theta_km / sum_k w_k,  p(y | x) = 1/M sum_m p(y | x, theta_m)
@@ -45,7 +42,6 @@ class FedEnsemble(FineTuned[Nothing], Stateless):
     personal_model: ClassVar[str] = "personal models are the global ensemble, fine-tuned where `finetune` says so"
 
     members: int = option(5, low=1, symbol="M", paper=Paper(5, "Lakshminarayanan et al., section 3"))
-    finetune: int = option(0, low=0)
 
     def about(self) -> JsonTable:
         """Weights without uncertainty, of several networks."""
@@ -80,23 +76,8 @@ class FedEnsemble(FineTuned[Nothing], Stateless):
         each = [k for k in range(rows.clients) for _ in range(self.members)]
         return ClientBatch(x, y, mask, tuple(rows.ids[k] for k in each), tuple(rows.names[k] for k in each))
 
-    def client(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:
-        """Train all members from the global weights."""
-        theta, _, loss = self.descend(tensors.expand(message.theta, batch.clients), batch, noise)
-        return self.sent(theta, loss, batch), state
-
-    def personalise(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> MixturePosterior:
-        """Give the global ensemble, its members fine-tuned on the client's rows where that is asked for."""
-        theta = tensors.expand(message.theta, batch.clients)
-        if self.finetune:
-            theta = self.descend(theta, batch, noise, self.finetune).theta
-        return self._mixture(theta, batch, noise)
-
-    def global_model(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> MixturePosterior:
-        """The global ensemble itself."""
-        return self._mixture(tensors.expand(message.theta, batch.clients), batch, noise)
-
-    def _mixture(self, theta: Tensor, batch: ClientBatch, noise: Noise) -> MixturePosterior:
+    def predictor(self, theta: Tensor, batch: ClientBatch, noise: Noise) -> MixturePosterior:
+        """Mix the members, theta [K, M * D], with equal weights."""
         return mixture(self.model, theta.unflatten(1, (self.members, self.model.dim)), batch, noise)
 
     def footprint(self, rows: int) -> int:
