@@ -22,8 +22,10 @@ from typing import (
     Literal,
     NamedTuple,
     Protocol,
+    TypedDict,
     TypeVar,
     Union,
+    Unpack,
     get_args,
     get_origin,
     get_type_hints,
@@ -179,36 +181,26 @@ class Option(NamedTuple):
         return " or ".join(_words(self.kind, self))
 
 
-@overload
-def option(
-    default: Value,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    names: Callable[[], Collection[str]] | None = None,
-    symbol: str = "",
-    paper: object = None,
-    hint: str | None = None,
-    metadata: Mapping[str, object] | None = None,
-) -> Value: ...
+class _Known(TypedDict, total=False):
+    """Keywords of `option`, each with its meaning there."""
+
+    low: float | None
+    high: float | None
+    above: float | None
+    below: float | None
+    names: Callable[[], Collection[str]] | None
+    symbol: str
+    paper: object
+    hint: str | None
+    metadata: Mapping[str, object] | None
 
 
 @overload
-def option(
-    *,
-    factory: Callable[[], Value],
-    low: float | None = None,
-    high: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    names: Callable[[], Collection[str]] | None = None,
-    symbol: str = "",
-    paper: object = None,
-    hint: str | None = None,
-    metadata: Mapping[str, object] | None = None,
-) -> Value: ...
+def option(default: Value, **known: Unpack[_Known]) -> Value: ...
+
+
+@overload
+def option(*, factory: Callable[[], Value], **known: Unpack[_Known]) -> Value: ...
 
 
 def option(
