@@ -29,7 +29,7 @@ from pacbayes_fl.noise import Noise
 from pacbayes_fl.study import sources, user_rows
 from pacbayes_fl.study.called import as_named
 from pacbayes_fl.study.data import ScaledGroup, check_targets
-from pacbayes_fl.study.evaluate.regression import state_of
+from pacbayes_fl.study.evaluate.report import state_of
 from pacbayes_fl.study.parts import DataPart
 from pacbayes_fl.study.release import Served
 from pacbayes_fl.study.run import Trained

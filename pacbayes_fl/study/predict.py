@@ -23,7 +23,9 @@ from pacbayes_fl.files import JsonTable
 from pacbayes_fl.study import scaling, user_rows
 from pacbayes_fl.study.data import ScaledGroup, check_targets, scale
 from pacbayes_fl.study.evaluate.classification import predictive
-from pacbayes_fl.study.evaluate.regression import BAND, not_finite, say_far, state_of, units_of
+from pacbayes_fl.study.evaluate.regression import BAND, not_finite, say_far
+from pacbayes_fl.study.evaluate.report import state_of
+from pacbayes_fl.study.evaluate.units import units_of
 from pacbayes_fl.study.later import distance, from_table, members_of, pad, past_of, read
 from pacbayes_fl.study.prepare import device_of
 from pacbayes_fl.study.release import Served, served

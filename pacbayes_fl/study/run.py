@@ -34,7 +34,7 @@ from pacbayes_fl.study.callbacks import check as check_callbacks
 from pacbayes_fl.study.called import as_named
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate import classification, coverage, described, points, regression, shards
-from pacbayes_fl.study.evaluate.regression import Report
+from pacbayes_fl.study.evaluate.report import Report, metrics_of, state_of
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.folder import RunFolder, Settled
 from pacbayes_fl.study.held_rows import TrainingHistory
@@ -240,7 +240,7 @@ def _assembled(
 
     So a run begins, one that was interrupted goes on, and one that is to be predicted with is opened.
     """
-    regression.metrics_of(study, dataset.task)  # refused before anything is trained
+    metrics_of(study, dataset.task)  # refused before anything is trained
     coverage.check(study, dataset)
     division = held_rows.divide(study, dataset)  # before anything looks at the rows
     history = folder.history().extended(study, dataset, division.dataset)
@@ -331,7 +331,7 @@ def report(trained: Trained, ranks: Ranks | None = None) -> Result:
         The result: a row per client and group, predictions, and the record of the rounds.
     """
     study, task = trained.study, trained.dataset.task
-    metrics, column = regression.metrics_of(study, task), coverage.column(study, trained.dataset)
+    metrics, column = metrics_of(study, task), coverage.column(study, trained.dataset)
     reports = []
     for name, group in trained.groups.items():
 
@@ -344,7 +344,7 @@ def report(trained: Trained, ranks: Ranks | None = None) -> Result:
                 one = classification.evaluate(*given)
             return shards.described(trained.method, state, one) if name == "existing" else one
 
-        own = regression.state_of(trained.method, trained.state, name, group)
+        own = state_of(trained.method, trained.state, name, group)
         reports.append(shards.report(scored, own, group, ranks))
     rows = ClientRows.joined([one.rows for one in reports])
     return Result(

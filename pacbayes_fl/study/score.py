@@ -23,6 +23,7 @@ from pacbayes_fl.results.records import Result
 from pacbayes_fl.study import user_rows
 from pacbayes_fl.study.data import ScaledGroup, check_targets
 from pacbayes_fl.study.evaluate import classification, regression
+from pacbayes_fl.study.evaluate.report import metrics_of, notes
 from pacbayes_fl.study.later import learned_from, members_of, pad, read, taken
 from pacbayes_fl.study.release import Served, served
 from pacbayes_fl.study.run import Trained
@@ -130,7 +131,7 @@ def score(trained: Trained, path: Path | str, clients: Sequence[str] = ()) -> Sc
     table = read(known, path, True, clients[0] if len(clients) == 1 else None, trained.groups.values())
     clients = taken(trained, path, table.clients, clients)
     task = known.schema.task
-    metrics = regression.metrics_of(study, task)
+    metrics = metrics_of(study, task)
     evaluate = (
         classification.evaluate if task == "classification" else partial(regression.evaluate, errors=trained.errors)
     )
@@ -157,7 +158,7 @@ def score(trained: Trained, path: Path | str, clients: Sequence[str] = ()) -> Sc
         raise DataError(f"{path} has no row to score: each lacks a value, or its client has learned from it")
     lines = ClientRows.joined([one.rows for one in reports])
     flat = {name: tensor.cpu() for one in reports for name, tensor in one.predictions.items()}
-    labels = {"round": trained.state.round, **regression.notes(metrics), "test_rows": f"those of {Path(path).name}"}
+    labels = {"round": trained.state.round, **notes(metrics), "test_rows": f"those of {Path(path).name}"}
     result = Result(study.name, study.method.name, study.seed, task, (), lines, flat, labels)
     return Score(result, rows, left_out)
 

@@ -24,7 +24,7 @@ from pacbayes_fl.results.metrics import MEAN_WEIGHTS, MODELS, VALIDATION, Metric
 from pacbayes_fl.results.recorded import ENTROPY
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study.data import ScaledGroup
-from pacbayes_fl.study.evaluate.regression import Report, notes, state_of
+from pacbayes_fl.study.evaluate.report import Report, notes, state_of
 
 _BINS = 20  # of a histogram of entropy
 _CLIENTS = 5  # that have one
@@ -76,7 +76,7 @@ def evaluate(
         group: "existing" or "new".
         scaled: the group's rows.
         plan: gives chunk, waste and seed.
-        metrics: what to score by, from `study.evaluate.regression.metrics_of`.
+        metrics: what to score by, from `study.evaluate.report.metrics_of`.
 
     Returns:
         A row per client, and the probabilities of its test rows, NaN in padding.
@@ -217,7 +217,7 @@ def labels(
         method: of the run.
         rows: of all groups.
         rounds: of the run.
-        metrics: what was scored by, from `study.evaluate.regression.metrics_of`.
+        metrics: what was scored by, from `study.evaluate.report.metrics_of`.
 
     Returns:
         `labels.json`.

@@ -13,6 +13,7 @@ from pacbayes_fl.results.folder import leaving
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study import scaling
 from pacbayes_fl.study.evaluate import classification, coverage, regression
+from pacbayes_fl.study.evaluate.report import metrics_of
 from pacbayes_fl.study.file import Study
 
 
@@ -39,7 +40,7 @@ def labels(
     Returns:
         What tables and figures say of its numbers.
     """
-    metrics = regression.metrics_of(study, dataset.task)
+    metrics = metrics_of(study, dataset.task)
     differences: JsonTable = {
         "differs_from_paper": {key: list(pair) for key, pair in study.differences().items()},
         "round": round,

@@ -4,222 +4,39 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pacbayes_fl.data.moments import moments_of, power_of_two, standardised
-from pacbayes_fl.data.scaling import FEDERATED
+from pacbayes_fl.data.moments import moments_of, standardised
 from pacbayes_fl.data.transforms import Transform
-from pacbayes_fl.errors import StudyError, caller_stacklevel
+from pacbayes_fl.errors import caller_stacklevel
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.guard import listed
-from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.metrics.calibration import JUMPS
-from pacbayes_fl.posteriors.censored import CensoredMixture
 from pacbayes_fl.posteriors.functions.conditioning import centre
-from pacbayes_fl.posteriors.predictive import NormalMixture, RegressionPredictive
+from pacbayes_fl.posteriors.predictive import RegressionPredictive
 from pacbayes_fl.posteriors.transformed import TransformedMixture
-from pacbayes_fl.results import metrics as table
 from pacbayes_fl.results.client_rows import ClientRows
-from pacbayes_fl.results.metrics import RAW, Metric, headline, of_task
+from pacbayes_fl.results.metrics import RAW, Metric, headline
 from pacbayes_fl.study.data import ScaledGroup
-from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.evaluate.report import Report, notes, state_of
+from pacbayes_fl.study.evaluate.units import ends_of, units_of, within
 from pacbayes_fl.study.residuals import GAUSSIAN, ErrorShape
 from pacbayes_fl.tensors import client_blocks, mapped_zeros
 
-_SQUARE = 1e-100  # from here to its inverse, standard deviations can be squared
 FAR = 1e3
 """Standard deviations of a client's targets, beyond which nothing was learned from these."""
 _NUMBERS = ("mean", "std", "lower", "upper", "pit")
 BAND = (0.025, 0.975)
 """Levels of the lower and upper end of every predictive band."""
-
-
-class Report(NamedTuple):
-    """Rows of `clients.csv` and tensors of `predictions.safetensors` for one group."""
-
-    rows: ClientRows
-    predictions: dict[str, Tensor]
-
-
-def metrics_of(study: Study, task: str) -> dict[str, Metric]:
-    """The metrics of a study's runs.
-
-    Args:
-        study: its table [report] has the options of metrics.
-        task: "regression" or "classification".
-
-    Returns:
-        Metrics by name, in the order of the columns of result files, with the study's values of their options.
-
-    Raises:
-        StudyError: when a metric of one's own is not of this task, or two have one name.
-    """
-    result = of_task(task)
-    for name in study.report.metrics:
-        metric = study.metric(name)
-        if task not in metric.tasks:
-            what = f"[report] metrics: {name} is of {' and '.join(metric.tasks)}, and the study of {task}"
-            raise StudyError(what, hint="drop it, or name the task among its tasks")
-        if (other := result.get(metric.name, metric)) != metric:
-            raise StudyError(f"[report] metrics: two are called {other.name!r}", hint="give each a name of its own")
-        result[metric.name] = metric
-    return {name: metric.at(vars(study.report)) for name, metric in result.items()}
-
-
-def notes(metrics: Mapping[str, Metric]) -> JsonTable:
-    """Describe metrics (`labels.json`).
-
-    Args:
-        metrics: with the values of their options.
-
-    Returns:
-        A part of `labels.json`: a note by metric, and the values of options that axes say.
-    """
-    result = {name: value for metric in metrics.values() for name, value in metric.labels().items()}
-    own = {name: metric.meaning for name, metric in metrics.items() if name not in table.METRICS}
-    better = {name: metrics[name].better for name in own}
-    return result | ({"own_metrics": own, "own_better": better} if own else {})
-
-
-def state_of(method: AnyMethod, state: FederationState, group: str, scaled: ScaledGroup) -> FederationState:
-    """Give the state in which a group personalises: its own for existing clients, a fresh one for new clients.
-
-    Args:
-        method: the algorithm.
-        state: of the federation.
-        group: "existing" or "new".
-        scaled: the group's rows.
-
-    Returns:
-        The state, with as many clients as the group has.
-    """
-    if group == "existing":
-        return state
-    return state._replace(kept=Kept.start(method, method.broadcast(state.server), scaled.train))
-
-
-class Views(NamedTuple):
-    """A predictive distribution in two units.
-
-    Args:
-        standard: in units of the client's training targets.
-        own: in `unit`s of the data's own.
-        unit: powers of two [k], 1 unless targets are so large or small that their squares leave the range of numbers.
-    """
-
-    standard: RegressionPredictive
-    own: RegressionPredictive
-    unit: Tensor
-
-    def log_prob(self, y: Tensor) -> Tensor:
-        """Log density in the data's own units.
-
-        Args:
-            y: targets [k, N], in these units.
-
-        Returns:
-            [k, N], in nats.
-        """
-        unit = self.unit.unsqueeze(-1)
-        return self.own.log_prob(y / unit) - unit.log()
-
-
-def unit_of(std: Tensor) -> Tensor:
-    """Choose the unit in which targets of some spread are calculated with.
-
-    Args:
-        std: standard deviation [*], in units of y.
-
-    Returns:
-        Powers of two [*], in units of y: 1, but where squares of the spread would leave the range of numbers.
-    """
-    return torch.where((std > _SQUARE) & (std < 1.0 / _SQUARE), 1.0, power_of_two(std))
-
-
-def units_of(predictive: Any, scaled: ScaledGroup, index: Tensor, x: Tensor | None = None) -> Views:
-    """Give a predictive distribution in standardised units and in the data's own.
-
-    Args:
-        predictive: a `RegressionPredictive` in the method's units.
-        scaled: the group it belongs to.
-        index: positions of its clients there [k].
-        x: rows that are predicted, in the data's own units [k, N, d]; the test rows when None.
-
-    Returns:
-        The distribution in both.
-    """
-    ends = _ends_of(scaled, index, x)
-    if (transform := scaled.shared.transform) is not None:
-        return _of_transforms(predictive, transform, scaled, index, ends)
-    loc, std = scaled.units.y_mean[index], scaled.units.y_std[index]
-    kind, zero = scaled.shared.kinds[-1], torch.zeros_like(std)
-    if kind == "none":
-        own, unit = predictive, torch.ones_like(std)
-        standard = predictive.rescale(-loc / std, 1.0 / std)
-    else:
-        own_loc, own_std = scaled.used.y_mean[index], scaled.used.y_std[index]
-        unit = unit_of(own_std)
-        own = predictive.rescale(own_loc / unit, own_std / unit)
-        standard = predictive
-        if kind in FEDERATED:
-            standard = predictive.rescale((own_loc - loc) / std, own_std / std)
-    return Views(_within(standard, ends, loc, std), _within(own, ends, zero, unit), unit)
-
-
-def _ends_of(scaled: ScaledGroup, index: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-    """Give the bounds [k, 1] or [k, N] of the targets of rows [k, N, d], which are the test rows when None."""
-    if scaled.shared.bounds is None:
-        return None
-    x = scaled.raw.test.x[index] if x is None else x.to(scaled.units.y_mean)
-    return scaled.shared.bounds.ends(x)
-
-
-def _of_transforms(
-    predictive: Any, transform: Transform, scaled: ScaledGroup, index: Tensor, bounds: tuple[Tensor, Tensor] | None
-) -> Views:
-    """Bring predictions of transformed targets back to the targets, in both units."""
-    shared = scaled.shared
-    if not isinstance(predictive, NormalMixture):
-        what = f"[data] transform = {transform.name!r} is for predictions that are mixtures of normals"
-        raise StudyError(what, hint="drop it, or choose the Gaussian likelihood")
-    loc, std = scaled.units.y_mean[index], scaled.units.y_std[index]
-    inner: NormalMixture = predictive
-    if shared.kinds[-1] != "none":
-        inner = predictive.rescale(scaled.used.y_mean[index], scaled.used.y_std[index])
-
-    def seen(centre: Tensor, spread: Tensor) -> TransformedMixture:
-        low, high = _standardised(
-            bounds or (loc.new_full((1, 1), -torch.inf), loc.new_full((1, 1), torch.inf)), centre, spread
-        )
-        return TransformedMixture(inner, transform, centre, spread, low, high)
-
-    unit = unit_of(std)
-    return Views(seen(loc, std), seen(torch.zeros_like(loc), unit), unit)
-
-
-def _standardised(ends: Iterable[Tensor], loc: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
-    """Bring bounds [k, 1] or [k, N] to units of (y - loc) / std."""
-    low, high = (standardised(end, loc.unsqueeze(-1), std.unsqueeze(-1)) for end in ends)
-    return low, high
-
-
-def _within(predictive: Any, bounds: tuple[Tensor, Tensor] | None, loc: Tensor, std: Tensor) -> Any:
-    """Censor predictions of (y - loc) / std at the bounds of y."""
-    if bounds is None:
-        return predictive
-    if not isinstance(predictive, NormalMixture):
-        what = "[data] lower_bound and upper_bound are for predictions that are mixtures of normals"
-        raise StudyError(what, hint="drop them, or choose the Gaussian likelihood")
-    return CensoredMixture(predictive, *_standardised(bounds, loc, std))
 
 
 def evaluate(
@@ -244,7 +61,7 @@ def evaluate(
         group: "existing" or "new".
         scaled: the group's rows.
         plan: gives chunk, waste and seed.
-        metrics: what to score by, from `metrics_of`.
+        metrics: what to score by, from `study.evaluate.report.metrics_of`.
         errors: their shape around predicted means.
         by: values [K, M] of a column in the test rows, by which coverage will be told.
 
@@ -406,7 +223,7 @@ def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: 
             y = scaled.raw.test.select(index.cpu()).y / own.unit.unsqueeze(-1)
             values.append(metric(own.own, y, rows.mask))
             continue
-        result = _within(result, _ends_of(scaled, index), used.y_mean[index], used.y_std[index])
+        result = within(result, ends_of(scaled, index), used.y_mean[index], used.y_std[index])
         values.append(metric(result, rows.y, rows.mask))
     return {metric.name: torch.cat(values)}
 
@@ -421,7 +238,7 @@ def labels(
         options: of the method.
         features: columns of the data.
         target: column of the data.
-        metrics: what was scored by, from `metrics_of`.
+        metrics: what was scored by, from `study.evaluate.report.metrics_of`.
 
     Returns:
         `labels.json`.

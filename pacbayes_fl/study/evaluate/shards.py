@@ -19,7 +19,7 @@ from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.results.client_rows import ClientRow, ClientRows
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate import classification, points
-from pacbayes_fl.study.evaluate.regression import Report
+from pacbayes_fl.study.evaluate.report import Report
 
 _DESCRIBED = 64  # clients whose states are looked at together
 

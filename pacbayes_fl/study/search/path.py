@@ -24,7 +24,7 @@ from pacbayes_fl.results.recorded import RECORDED
 from pacbayes_fl.study import residuals
 from pacbayes_fl.study.choices import NOISE, candidates
 from pacbayes_fl.study.data import ScaledGroup
-from pacbayes_fl.study.evaluate.regression import state_of
+from pacbayes_fl.study.evaluate.report import state_of
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.search.scores import HeldOutScore, with_noise

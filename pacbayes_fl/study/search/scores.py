@@ -14,7 +14,7 @@ from pacbayes_fl.posteriors.tempered import best as best_temperature
 from pacbayes_fl.posteriors.tempered import temper
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate.classification import predictive
-from pacbayes_fl.study.evaluate.regression import units_of
+from pacbayes_fl.study.evaluate.units import units_of
 
 _ERRORS: Final = 10
 """Events that one parameter takes, by the rule of thumb of regressions (Peduzzi et al. 1996)."""

@@ -28,7 +28,7 @@ from pacbayes_fl.results.metrics import headlines, search_scores
 from pacbayes_fl.study import choices, held_rows, privacy, residuals
 from pacbayes_fl.study.data import ScaledGroup, load
 from pacbayes_fl.study.evaluate.classification import predictive
-from pacbayes_fl.study.evaluate.regression import unit_of, units_of
+from pacbayes_fl.study.evaluate.units import unit_of, units_of
 from pacbayes_fl.study.file import Study, assigned, read_table
 from pacbayes_fl.study.parts import ReportPart
 from pacbayes_fl.study.prepare import prepare

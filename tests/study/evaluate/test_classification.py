@@ -24,7 +24,7 @@ from pacbayes_fl.study.data import ScaledGroup, load
 from pacbayes_fl.study.evaluate import classification
 from pacbayes_fl.study.evaluate.classification import evaluate, histograms, labels, predictive, selections
 from pacbayes_fl.study.evaluate.points import means, totals
-from pacbayes_fl.study.evaluate.regression import metrics_of
+from pacbayes_fl.study.evaluate.report import metrics_of
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.run import report, train

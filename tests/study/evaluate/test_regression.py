@@ -6,7 +6,7 @@ import math
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
@@ -14,18 +14,16 @@ from sklearn.linear_model import RidgeCV
 
 from pacbayes_fl.data import tables
 from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior
-from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.study import choices
 from pacbayes_fl.study.data import ScaledGroup, load
 from pacbayes_fl.study.evaluate.points import means, totals
-from pacbayes_fl.study.evaluate.regression import Report, evaluate, labels, metrics_of, state_of, units_of
+from pacbayes_fl.study.evaluate.regression import evaluate, labels
+from pacbayes_fl.study.evaluate.report import Report, metrics_of
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.search.held_out import first
-from tests.laws.cases import Toy
 from tests.tiny import on_csv, quick, rows, tiny, write_csv
 
 ALPHAS = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
@@ -155,33 +153,6 @@ def test_a_chunk_at_a_time_gives_the_same_report() -> None:
     for one, other in zip(whole.rows, pieces.rows, strict=True):
         assert (one.name, one.id) == (other.name, other.id)
         assert dict(one.metrics) == pytest.approx(dict(other.metrics), rel=1e-9)
-
-
-def test_new_clients_begin_anew_and_existing_ones_keep_their_state(tmp_path: Path) -> None:
-    dataset = load(on_csv(write_csv(tmp_path / "rows.csv", rows())))
-    _, groups = prepare(tiny(), dataset)
-    method: Any = Toy(2)
-    state = engine.run_rounds(method, groups["existing"].train, tiny().plan)
-    assert state_of(method, state, "existing", groups["existing"]) is state
-    fresh = state_of(method, state, "new", groups["new"])
-    assert isinstance(fresh, FederationState) and fresh.round == state.round
-    assert fresh.clients.seen.tolist() == [0, 0]
-    assert torch.equal(fresh.clients.mean, state.server.centre.expand(2, -1))  # of the server as it is now
-
-
-@pytest.mark.parametrize("raw_units", [False, True])
-def test_units_there_and_back(tmp_path: Path, raw_units: bool) -> None:
-    dataset = load(on_csv(write_csv(tmp_path / "rows.csv", rows())))
-    group = prepare(tiny(f"data.scale={'none' if raw_units else 'client'}"), dataset)[1]["existing"]
-    index = torch.tensor([3, 1])
-    ones = torch.ones(2, 1, 3, dtype=torch.float64)
-    given = NormalMixture(torch.zeros(2, 1, dtype=torch.float64), ones, 4.0 * ones)
-    standard, own, unit = units_of(given, group, index)
-    assert unit.tolist() == [1.0, 1.0]
-    loc, std = group.units.y_mean[index].unsqueeze(1), group.units.y_std[index].unsqueeze(1)
-    assert (own if raw_units else standard) is given
-    torch.testing.assert_close(own.mean, loc + std * standard.mean)
-    torch.testing.assert_close(own.variance, std.square() * standard.variance)
 
 
 @pytest.mark.parametrize("method", ["pac-pfl", "ridge"])

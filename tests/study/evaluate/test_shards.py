@@ -13,7 +13,7 @@ from pacbayes_fl.federation.ranks import Ranks
 from pacbayes_fl.results.client_rows import ClientRow
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate import shards
-from pacbayes_fl.study.evaluate.regression import Report
+from pacbayes_fl.study.evaluate.report import Report
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.saved_rows import data_again
 from tests.forked import fork

@@ -21,7 +21,7 @@ from pacbayes_fl.methods.recipe import Margin
 from pacbayes_fl.posteriors.residuals import held_out_errors, pooled
 from pacbayes_fl.study.choices import NOISE, candidates, with_value
 from pacbayes_fl.study.data import load
-from pacbayes_fl.study.evaluate.regression import state_of
+from pacbayes_fl.study.evaluate.report import state_of
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.search import path

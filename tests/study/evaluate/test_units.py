@@ -1,0 +1,29 @@
+"""Predictions in standardised units and in the data's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pacbayes_fl.posteriors.predictive import NormalMixture
+from pacbayes_fl.study.data import load
+from pacbayes_fl.study.evaluate.units import units_of
+from pacbayes_fl.study.prepare import prepare
+from tests.tiny import on_csv, rows, tiny, write_csv
+
+
+@pytest.mark.parametrize("raw_units", [False, True])
+def test_units_there_and_back(tmp_path: Path, raw_units: bool) -> None:
+    dataset = load(on_csv(write_csv(tmp_path / "rows.csv", rows())))
+    group = prepare(tiny(f"data.scale={'none' if raw_units else 'client'}"), dataset)[1]["existing"]
+    index = torch.tensor([3, 1])
+    ones = torch.ones(2, 1, 3, dtype=torch.float64)
+    given = NormalMixture(torch.zeros(2, 1, dtype=torch.float64), ones, 4.0 * ones)
+    standard, own, unit = units_of(given, group, index)
+    assert unit.tolist() == [1.0, 1.0]
+    loc, std = group.units.y_mean[index].unsqueeze(1), group.units.y_std[index].unsqueeze(1)
+    assert (own if raw_units else standard) is given
+    torch.testing.assert_close(own.mean, loc + std * standard.mean)
+    torch.testing.assert_close(own.variance, std.square() * standard.variance)
