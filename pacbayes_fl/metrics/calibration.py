@@ -84,7 +84,7 @@ def empirical_frequencies(
         >>> empirical_frequencies(predictive, y, mask, torch.tensor([0.25, 0.5, 0.75])).numpy().round(4).tolist()
         [[0.0, 0.5, 1.0]]
     """
-    y, mask = real_rows(predictive, y, mask)
+    y = real_rows(predictive, y, mask)
     level = _resolved(levels, y)
     upper = predictive.cdf(y).double().unsqueeze(1)
     below = upper <= level.view(1, -1, 1)  # [K, H, N]
@@ -170,19 +170,16 @@ def interval_coverage(predictive: RegressionPredictive, y: Tensor, mask: Tensor,
     """
     if not 0.0 < level < 1.0:
         raise StudyError(f"level must lie between 0 and 1, got {level}")
-    y, mask = real_rows(predictive, y, mask)
+    y = real_rows(predictive, y, mask)
     lower, upper = predictive.quantile(y.new_tensor([(1 - level) / 2, (1 + level) / 2])).unbind(0)
     inside = ((lower <= y) & (y <= upper)).double()
     unknown = lower.isnan() | upper.isnan() | predictive.cdf(y).isnan()  # a bisection ends somewhere, whatever it is of
     return masked_mean(inside.masked_fill(unknown, torch.nan), mask)
 
 
-_by_name = levels  # the functions above call their argument as the paper does
-
-
-def _resolved(levels: str | Tensor, like: Tensor) -> Tensor:
+def _resolved(given: str | Tensor, like: Tensor) -> Tensor:
     """Return levels [H] in float64 on the device of `like`."""
-    level = _by_name(levels) if isinstance(levels, str) else levels
+    level = levels(given) if isinstance(given, str) else given
     if level.dim() != 1:
         raise ShapeError(f"levels must be [H], got {list(level.shape)}")
     return level.to(like.device, torch.float64)

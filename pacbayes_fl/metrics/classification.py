@@ -42,7 +42,7 @@ def accuracy(predictive: ClassPredictive, y: Tensor, mask: Tensor) -> Tensor:
         >>> accuracy(predictive, y, mask).tolist()  # of equally probable classes the lower one counts
         [0.5]
     """
-    y, mask = real_labels(predictive, y, mask)
+    y = real_labels(predictive, y, mask)
     probs = predictive.probs
     hit = (probs.argmax(-1) == y).double()
     return masked_mean(hit.masked_fill(probs.isnan().any(-1), torch.nan), mask)
@@ -74,7 +74,7 @@ def nll(predictive: ClassPredictive, y: Tensor, mask: Tensor) -> Tensor:
         >>> nll(guess, torch.tensor([[3, 7]]), mask).numpy().round(4).tolist()  # ln 10
         [2.3026]
     """
-    y, mask = real_labels(predictive, y, mask)
+    y = real_labels(predictive, y, mask)
     log_prob = predictive.log_prob(y).double()
     return -masked_mean(log_prob.masked_fill(predictive.probs.isnan().any(-1), torch.nan), mask)
 
@@ -108,7 +108,7 @@ def brier(predictive: ClassPredictive, y: Tensor, mask: Tensor, per_class: bool 
         >>> brier(predictive, y, mask).numpy().round(4).tolist()  # sure and right, a guess, sure and wrong
         [0.0, 0.5, 2.0]
     """
-    y, mask = real_labels(predictive, y, mask)
+    y = real_labels(predictive, y, mask)
     probs = predictive.probs.double()
     classes = probs.shape[-1]
     distance = (probs - torch.nn.functional.one_hot(y, classes)).square().sum(-1)
@@ -144,7 +144,7 @@ def reliability(predictive: ClassPredictive, y: Tensor, mask: Tensor, bins: int 
     """
     if bins < 1:
         raise StudyError(f"bins must be at least 1, got {bins}")
-    y, mask = real_labels(predictive, y, mask)
+    y = real_labels(predictive, y, mask)
     probs = predictive.probs.double()
     confidence, hit = probs.amax(-1), (probs.argmax(-1) == y).double()
     edges = torch.arange(1, bins, dtype=torch.float64, device=y.device) / bins

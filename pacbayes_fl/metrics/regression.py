@@ -48,7 +48,7 @@ def rmse(predictive: RegressionPredictive, y: Tensor, mask: Tensor) -> Tensor:
         >>> metrics.rmse(predictive, y, mask).numpy().round(4).tolist()
         [0.3536]
     """
-    y, mask = real_rows(predictive, y, mask)
+    y = real_rows(predictive, y, mask)
     return masked_mean((y - predictive.mean.double()).square(), mask).sqrt()
 
 
@@ -80,7 +80,7 @@ def rsmse(predictive: RegressionPredictive, y: Tensor, mask: Tensor) -> Tensor:
         >>> metrics.rsmse(predictive, y, mask).numpy().round(4).tolist()
         [1.4142]
     """
-    y, mask = real_rows(predictive, y, mask)
+    y = real_rows(predictive, y, mask)
     centred = y - masked_mean(y, mask).unsqueeze(1)
     spread = masked_mean(centred.square(), mask).sqrt()
     highest = y.masked_fill(~mask, -math.inf).amax(1) if y.shape[1] else spread
@@ -115,7 +115,7 @@ def nlpd(predictive: RegressionPredictive, y: Tensor, mask: Tensor) -> Tensor:
         >>> metrics.nlpd(predictive, y, mask).numpy().round(4).tolist()
         [0.9814]
     """
-    y, mask = real_rows(predictive, y, mask)
+    y = real_rows(predictive, y, mask)
     log_prob = predictive.log_prob(y).double().masked_fill(~mask, 0.0)
     finite = log_prob.masked_fill(log_prob.isneginf().any(1, keepdim=True) & log_prob.isposinf(), 0.0)
     return -masked_mean(finite, mask)
@@ -158,7 +158,7 @@ def crps(predictive: RegressionPredictive, y: Tensor, mask: Tensor) -> Tensor:
         >>> metrics.crps(predictive, y, mask).numpy().round(4).tolist()
         [0.2825]
     """
-    y, mask = real_rows(predictive, y, mask)
+    y = real_rows(predictive, y, mask)
     if isinstance(predictive, NormalMixture):
         score = _mixture_crps(predictive, y)
     elif isinstance(predictive, CensoredMixture):

@@ -10,7 +10,7 @@ from pacbayes_fl.metrics.shapes import require
 from pacbayes_fl.posteriors.predictive import ClassPredictive, RegressionPredictive
 
 
-def real_rows(predictive: RegressionPredictive, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def real_rows(predictive: RegressionPredictive, y: Tensor, mask: Tensor) -> Tensor:
     """Check shapes and put zeros into the padding of the targets.
 
     Args:
@@ -19,17 +19,17 @@ def real_rows(predictive: RegressionPredictive, y: Tensor, mask: Tensor) -> tupl
         mask: bool [K, N], True on real rows.
 
     Returns:
-        y [K, N] in float64, zero in padding, and the mask [K, N].
+        y [K, N] in float64, zero in padding.
 
     Raises:
         ShapeError: when y, mask and the predictive disagree in shape, or the mask is not bool.
     """
     sizes = _sizes(y, mask)
     require("predictive.mean", predictive.mean, "K N", **sizes)
-    return y.double().masked_fill(~mask, 0.0), mask
+    return y.double().masked_fill(~mask, 0.0)
 
 
-def real_labels(predictive: ClassPredictive, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def real_labels(predictive: ClassPredictive, y: Tensor, mask: Tensor) -> Tensor:
     """Check shapes and labels, and put zeros into the padding of the labels.
 
     Args:
@@ -38,7 +38,7 @@ def real_labels(predictive: ClassPredictive, y: Tensor, mask: Tensor) -> tuple[T
         mask: bool [K, N], True on real rows.
 
     Returns:
-        y [K, N] in int64, zero in padding, and the mask [K, N].
+        y [K, N] in int64, zero in padding.
 
     Raises:
         ShapeError: when y, mask and the predictive disagree in shape, y holds no integers, or the mask is not bool.
@@ -51,7 +51,7 @@ def real_labels(predictive: ClassPredictive, y: Tensor, mask: Tensor) -> tuple[T
     if (wrong := mask & ((y < 0) | (y >= classes))).any():
         k, row = wrong.nonzero()[0].tolist()
         raise DataError(f"y must hold labels 0 to {classes - 1}, got {y[k, row].item()} (client {k}, row {row})")
-    return y.long().masked_fill(~mask, 0), mask
+    return y.long().masked_fill(~mask, 0)
 
 
 def _sizes(y: Tensor, mask: Tensor) -> dict[str, int]:

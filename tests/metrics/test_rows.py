@@ -106,8 +106,8 @@ def test_labels_are_checked_on_real_rows_only() -> None:
     predictive = ClassMixture(torch.full((2, 3, 4), 0.25).log())
     mask = torch.tensor([[True, True, False], [True, False, False]])
     y = torch.tensor([[3, 0, -1], [2, 9, 100]])
-    got, same = real_labels(predictive, y.int(), mask)
-    assert got.dtype == torch.int64 and got.tolist() == [[3, 0, 0], [2, 0, 0]] and same is mask
+    got = real_labels(predictive, y.int(), mask)
+    assert got.dtype == torch.int64 and got.tolist() == [[3, 0, 0], [2, 0, 0]]
     for label in (-1, 4):
         with pytest.raises(DataError, match=rf"labels 0 to 3, got {label} \(client 1, row 0\)"):
             real_labels(predictive, torch.tensor([[0, 0, 0], [label, 0, 0]]), mask)
