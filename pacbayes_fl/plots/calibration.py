@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from pacbayes_fl.plots.style import FAINT, GROUP_COLOURS, NothingToDrawError, panels, predicted
+from pacbayes_fl.plots.style import FAINT, GROUP_COLOURS, NothingToDrawError, panels, predicted, run_title
 from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.records import Result
 
@@ -41,7 +41,7 @@ def calibration_curve(result: Result, count: int = 20) -> Figure:
     shown = {group: share for group, share in shares.items() if share is not None}
     if not shown:
         raise NothingToDrawError("the result holds no predictive probabilities (pit) of test rows")
-    title = f"{result.method} on {result.study}, seed {result.seed}, round {result.round}"
+    title = f"{run_title(result)}, round {result.round}"
     with panels(1, len(shown), title, 3.4, 3.2) as (figure, axes):
         for axis, (group, (pooled, each)) in zip(axes[0], shown.items(), strict=True):
             _curve(axis, level, pooled, each, GROUP_COLOURS[group])

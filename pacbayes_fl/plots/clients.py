@@ -21,6 +21,7 @@ from pacbayes_fl.plots.style import (
     joint_title,
     metric_label,
     panels,
+    run_title,
     seed_count,
 )
 from pacbayes_fl.results.client_rows import GROUPS
@@ -112,7 +113,7 @@ def client_boxes(result: Result) -> Figure:
     metrics = _chosen(_drawable(result))
     if not metrics:
         raise NothingToDrawError("the result holds no metrics of clients")
-    with panels(1, len(metrics), f"{result.method} on {result.study}, seed {result.seed}", 3.0) as (figure, axes):
+    with panels(1, len(metrics), run_title(result), 3.0) as (figure, axes):
         for axis, metric in zip(axes[0], metrics, strict=True):
             columns = {f"{group}\n({counts[group]} clients)": _finite(result, group, metric) for group in groups}
             _boxes(axis, columns, [GROUP_COLOURS[group] for group in groups])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pacbayes_fl.plots.learning import draw_rounds, drawn_by_default, recorded_names
-from pacbayes_fl.plots.style import CYCLE, NothingToDrawError, metric_label, panels
+from pacbayes_fl.plots.style import CYCLE, NothingToDrawError, metric_label, panels, run_title
 from pacbayes_fl.results.recorded import RECORDED
 from pacbayes_fl.results.records import Result
 
@@ -40,7 +40,7 @@ def diagnostics(result: Result) -> Figure:
     if not count:
         raise NothingToDrawError("the result records nothing beside its learning curve")
     columns = min(_COLUMNS, count)
-    title = f"{result.method} on {result.study}, seed {result.seed}"
+    title = run_title(result)
     with panels(math.ceil(count / columns), columns, title) as (figure, axes):
         places = list(axes.flat)
         for number, (axis, name) in enumerate(zip(places, rounds, strict=False)):

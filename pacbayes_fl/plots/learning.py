@@ -15,6 +15,7 @@ from pacbayes_fl.plots.style import (
     NothingToDrawError,
     metric_label,
     panels,
+    run_title,
 )
 from pacbayes_fl.results.metrics import MODELS, headline
 from pacbayes_fl.results.recorded import RECORDED
@@ -56,7 +57,7 @@ def learning_curve(result: Result, values: Sequence[str] | None = None) -> Figur
     if not chosen:
         raise NothingToDrawError(f"no round of the result recorded any of {', '.join(wanted)}")
     drawn = [(name,) for name in chosen] if values else _default_panels(chosen)
-    with panels(1, len(drawn), f"{result.method} on {result.study}, seed {result.seed}") as (figure, axes):
+    with panels(1, len(drawn), run_title(result)) as (figure, axes):
         for axis, names, colour in zip(axes[0], drawn, CYCLE * len(drawn), strict=False):
             for name in names:
                 draw_rounds(axis, result, name, BLUE if name in _scores() else colour)

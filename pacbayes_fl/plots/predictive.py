@@ -19,6 +19,7 @@ from pacbayes_fl.plots.style import (
     group_names,
     panels,
     predicted,
+    run_title,
     target_label,
 )
 from pacbayes_fl.results.client_rows import GROUPS
@@ -67,7 +68,7 @@ def predictive_bands(result: Result, clients: Sequence[str] | None = None, rows:
     moments = {group: known for group in groups if (known := of_group(result, group)) is not None}
     series = any(known.series for known in moments.values())
     width, height = (5.2, 2.2) if series else (3.9, 2.7)
-    title = f"{result.method} on {result.study}, seed {result.seed}, round {result.round}"
+    title = f"{run_title(result)}, round {result.round}"
     with panels(-(-len(chosen) // columns), columns, title, width, height) as (figure, axes):
         for axis, (group, number) in zip(axes.flat, chosen, strict=False):
             client = {name: array[number] for name, array in groups[group].items()}

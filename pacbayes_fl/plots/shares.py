@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pacbayes_fl.plots.style import FAINT, GROUP_COLOURS, NothingToDrawError, panels
+from pacbayes_fl.plots.style import FAINT, GROUP_COLOURS, NothingToDrawError, panels, run_title
 from pacbayes_fl.results.calibration import Shares, coverage_by, coverage_by_client, pit_histogram
 from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.recorded import with_unit
@@ -100,4 +100,4 @@ def _draw(axis: Axes, one: Shares, colour: str) -> None:
 
 
 def _title(result: Result) -> str:
-    return f"{result.method} on {result.study}, seed {result.seed}, round {result.round}"
+    return f"{run_title(result)}, round {result.round}"

@@ -130,6 +130,11 @@ def _tick(formatter: Callable[[float, Any], str], value: float, position: Any) -
     return to_drawing(formatter(value, position), _TICK_COLUMNS)
 
 
+def run_title(result: Result) -> str:
+    """Name a run above its figure: method, study and seed."""
+    return f"{result.method} on {result.study}, seed {result.seed}"
+
+
 def target_label(result: Result) -> str:
     """Name the target with its unit, from the labels `target_name` and `target_unit`."""
     return with_unit(str(result.labels.get("target_name", "y")), str(result.labels.get("target_unit", "")))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.plots.style import BLUE, NothingToDrawError, panels
+from pacbayes_fl.plots.style import BLUE, NothingToDrawError, panels, run_title
 from pacbayes_fl.results.recorded import ENTROPY
 from pacbayes_fl.results.records import Result
 from pacbayes_fl.results.rounds import RoundRecord
@@ -46,7 +46,7 @@ def uncertainty_histograms(result: Result, clients: int = 5) -> Figure:
     rounds = _spread(rounds)
     values = dict.fromkeys(name for record in rounds for name in record.histograms if name.startswith(_PREFIX))
     names = list(values)[:clients]
-    title = f"{result.method} on {result.study}, seed {result.seed}"
+    title = run_title(result)
     shares = {(r.round, name): np.nan_to_num(r.histograms.get(name, ())) for r in rounds for name in names}
     highest = max(bars.max(initial=0.0) for bars in shares.values()) or 1.0
     with panels(len(rounds), len(names), title, 2.0, 1.8) as (figure, axes):
