@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pacbayes_fl.cli.arguments import AddCommand, json_option
-from pacbayes_fl.cli.output import print_certificates, progress, say
+from pacbayes_fl.cli.output import print_certificates, say
+from pacbayes_fl.cli.progress import progress, run_progress
 from pacbayes_fl.errors import PacBayesFLError, counted
 from pacbayes_fl.results.certificates import FOLDER, CertifiedRun, tables_of
 from pacbayes_fl.results.rounds import RoundRecord
@@ -201,6 +202,6 @@ def _retrained(options: argparse.Namespace, request: Request) -> Path:
     if folder != options.run and not is_finished(study, folder):
         check(study, request)
         options.stopped = "go on with the same command"
-        with progress(f"{study.method.name} on {study.name}", study.plan.rounds, options.quiet) as on_round:
+        with run_progress(study, options.quiet) as on_round:
             run(study, folder, resume=True, on_round=on_round)
     return folder

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pacbayes_fl.cli.arguments import AddCommand, assignments, json_option, methods_option, names_in, study_options
-from pacbayes_fl.cli.output import print_comparison, progress, say
+from pacbayes_fl.cli.output import print_comparison, say
+from pacbayes_fl.cli.progress import progress
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.results.rounds import RoundRecord
 

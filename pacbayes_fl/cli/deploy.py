@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from pacbayes_fl.cli.arguments import AddCommand, assignments, names_in, study_options
-from pacbayes_fl.cli.output import progress, say
+from pacbayes_fl.cli.output import say
+from pacbayes_fl.cli.progress import run_progress
 
 
 def arguments(command: AddCommand) -> None:
@@ -74,7 +75,7 @@ def _deploy(options: argparse.Namespace) -> None:
     from pacbayes_fl.study.file import Study
 
     out, study = _out(options), Study.from_toml(options.study, assignments(options))
-    with progress(f"{study.method.name} on {study.name}", study.plan.rounds, options.quiet) as on_round:
+    with run_progress(study, options.quiet) as on_round:
         deploy(study, out, options.nodes, options.resume, on_round, options.port or PORT)
     _told(out)
 
@@ -85,7 +86,7 @@ def _serve(options: argparse.Namespace) -> None:
 
     folder, out = Path(options.more[0]), _out(options)
     study = Study.from_toml(str(folder / "study.toml"))
-    with progress(f"{study.method.name} on {study.name}", study.plan.rounds, options.quiet) as on_round:
+    with run_progress(study, options.quiet) as on_round:
         serve_app(folder, out, options.resume, on_round)
     _told(out)
 

@@ -12,7 +12,8 @@ from functools import cache
 from pathlib import Path
 
 from pacbayes_fl.cli.arguments import AddCommand, assignments, json_option, study_options
-from pacbayes_fl.cli.output import print_table, progress, say
+from pacbayes_fl.cli.output import print_table, say
+from pacbayes_fl.cli.progress import run_progress
 from pacbayes_fl.names import to_folder
 from pacbayes_fl.results.rounds import RoundRecord
 
@@ -61,7 +62,7 @@ def act(options: argparse.Namespace) -> None:
             if not options.quiet:
                 _say_preset(study.method.preset, study.differences())
 
-        with progress(f"{study.method.name} on {study.name}", study.plan.rounds, options.quiet) as on_round:
+        with run_progress(study, options.quiet) as on_round:
 
             def on_event(record: RoundRecord) -> None:
                 say_preset()  # not before a round has ended: a study that is refused gets one line, the error
