@@ -32,6 +32,11 @@ class Rows(NamedTuple):
     mask: Tensor
     weight: Tensor
 
+    @property
+    def real(self) -> Tensor:
+        """Rows that are no padding, of clients that take part [K, N], bool."""
+        return self.mask & (self.weight > 0).unsqueeze(-1)
+
 
 def send(batch: ClientBatch) -> Rows:
     """Send everything.
@@ -54,8 +59,7 @@ def pool(update: Rows) -> tuple[Tensor, Tensor]:
     Returns:
         x [R, d] and y [R].
     """
-    real = update.mask & (update.weight > 0).unsqueeze(-1)
-    return update.x[real], update.y[real]
+    return update.x[update.real], update.y[update.real]
 
 
 POOLING = "pooled rows stand without padding, and how many there are the host must know"

@@ -129,7 +129,7 @@ class PooledEnsemble(CentralisedMethod[Server]):
 
     def server(self, server: Server, update: Rows, n_clients: int) -> Server:
         """Go on with every member on its share of the pooled rows."""
-        real = update.mask & (update.weight > 0).unsqueeze(-1)
+        real = update.real
         x, y, block = update.x[real], update.y[real], blocks(update.mask, self.folds)[real]
         if not len(y):  # every client was dropped, which the engine reports
             return server

@@ -147,7 +147,7 @@ class PooledGBT(CentralisedMethod[Fitted]):
 
     def server(self, server: Fitted, update: Rows, n_clients: int) -> Fitted:
         """Grow trees on the pooled rows; numbers of a client are those of the rows that trees may know."""
-        real = update.mask & (update.weight > 0).unsqueeze(-1)
+        real = update.real
         fold = blocks(real, self.folds)
         inputs = [self._inputs(update, real & (fold != out))[real] for out in range(self.folds)]
         return fitted(self.boosting, self._inputs(update, real)[real], update.y[real], fold[real], torch.stack(inputs))
