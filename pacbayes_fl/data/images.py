@@ -115,23 +115,6 @@ CHANGES: Mapping[str, Change] = MappingProxyType(
 """All changes by name. A new one is one more record here."""
 
 
-def transform(images: Images, kind: str) -> Images:
-    """Change all images of a data set, to make a second domain of it.
-
-    Args:
-        images: the data set.
-        kind: a name of `CHANGES`, such as "inverted" (255 - x).
-
-    Returns:
-        A new data set, named after the change.
-
-    Raises:
-        DataError: when there is no such change.
-    """
-    x, name = turned(images.x, kind), f"{images.name}-{kind}"
-    return make(name, x, images.y, images.official_test, images.classes, images.owner, images.owner_names)
-
-
 def turned(x: Tensor, kind: str | None) -> Tensor:
     """Change pixels.
 
