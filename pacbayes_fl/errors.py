@@ -33,19 +33,19 @@ UNREADABLE: Final = (
 """What reading a file raises that was damaged, or never was one of ours."""
 
 
-def one_line(text: str, longest: int = _LONGEST) -> str:
+def one_line(text: str) -> str:
     """Write a text so that it takes one line of a terminal and cannot steer it.
 
     Args:
         text: any, such as what another library says or a name from a file.
-        longest: characters that are kept; the middle of a longer text is left out.
 
     Returns:
-        The text with line breaks as spaces and other characters that cannot be printed as escapes.
+        The text with line breaks as spaces and other characters that cannot be printed as escapes; of a long one its
+        beginning and its end.
     """
     text = re.sub(r"\s*[\r\n]\s*", " ", text.strip())
-    if len(text) > longest:
-        text = f"{text[: longest // 2]} ... {text[-longest // 2 :]}"
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
     return printable(text)
 
 

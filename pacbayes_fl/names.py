@@ -24,6 +24,7 @@ _DEVICES: Final = re.compile(
 )
 _UNSAFE: Final = re.compile(r'[<>:"/\\|?*]')
 _ELLIPSIS: Final = "…"
+_FOLDER_BYTES: Final = 80  # that are kept of a text in the name of a folder
 _MOST: Final = 30  # rows that a notebook shows of a table
 
 
@@ -183,12 +184,11 @@ def in_json(text: str) -> str:
     return re.sub(r"[^\n\x20-\x7e]", escaped, text)
 
 
-def to_folder(text: str, longest: int = 80) -> str:
+def to_folder(text: str) -> str:
     """Make a name of one folder or file, on every system, of any text.
 
     Args:
         text: any, such as ``../../escaped`` or ``CON``.
-        longest: bytes that are kept of it.
 
     Returns:
         The text where it is such a name; else with ``_`` for what is not, and 8 digits of its SHA-256 behind, so that
@@ -200,7 +200,7 @@ def to_folder(text: str, longest: int = 80) -> str:
         'my study_ no. 1_2-79a0ea4b'
     """
     name = _UNSAFE.sub("_", "".join(c if c.isprintable() else "_" for c in text))
-    name = name.encode()[:longest].decode(errors="ignore").rstrip(" .")
+    name = name.encode()[:_FOLDER_BYTES].decode(errors="ignore").rstrip(" .")
     if name[:1] in ("", ".", "-", " ", "~") or _DEVICES.fullmatch(name):
         name = f"_{name[1:] if name[:1] in ('.', '-', ' ', '~') else name}"
     return name if name == text else f"{name}-{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:8]}"

@@ -66,22 +66,19 @@ def particle_scores(
     return found[0] if len(parts) == 1 else tensors.select(tensors.cat(found), order(parts))
 
 
-def particle_evidence(
-    model: FunctionModel, particles: Tensor, batch: ClientBatch, power: Tensor | None = None
-) -> Tensor:
+def particle_evidence(model: FunctionModel, particles: Tensor, batch: ClientBatch) -> Tensor:
     """Log evidence of every client under every particle, as `particle_scores` has it, without the gradient by theta.
 
     Args:
         model: as `particle_scores`.
         particles: [P, D], the same for all clients, or [K, P, D].
         batch: rows x [K, N, d], y [K, N].
-        power: c of every client [K], positive; 1 when None.
 
     Returns:
         ln Z [K, P], in nats; NaN where a covariance could not be factored.
     """
     parts = ways(model.inducing, batch)
-    found = [_values(model, *_of_way(particles, power, part), part) for part in parts]
+    found = [_values(model, *_of_way(particles, None, part), part) for part in parts]
     return found[0] if len(parts) == 1 else torch.cat(found)[order(parts)]
 
 

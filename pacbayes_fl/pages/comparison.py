@@ -31,13 +31,12 @@ _NAME: Final = 40
 _BOXES: Final = 2  # metrics whose spread is drawn
 
 
-def comparison_page(results: Sequence[Result], sizes: dict[str, int] | None = None, warned: Sequence[str] = ()) -> str:
+def comparison_page(results: Sequence[Result], sizes: dict[str, int] | None = None) -> str:
     """Make the page of a comparison.
 
     Args:
         results: its runs, one at least.
         sizes: bytes of what the server sends a client, by method; those that are not known are left out.
-        warned: what to know before the numbers are used.
 
     Returns:
         HTML, self-contained.
@@ -54,7 +53,7 @@ def comparison_page(results: Sequence[Result], sizes: dict[str, int] | None = No
         f"{clients}. Intervals are 95 % of the bootstrap over seeds and clients."
     )
     own = [
-        _warnings(results, cells, warned),
+        _warnings(results, cells),
         _results(cells, results[0]),
         _pairs(results, methods),
         _ranks(results, methods),
@@ -103,8 +102,8 @@ def _server_bytes(folder: Path) -> int | None:
         return None
 
 
-def _warnings(results: Sequence[Result], cells: Sequence[Cell], warned: Sequence[str]) -> Element | None:
-    said = list(warned)
+def _warnings(results: Sequence[Result], cells: Sequence[Cell]) -> Element | None:
+    said = []
     if len({one.seed for one in results}) == 1:
         said.append("One seed: intervals are over clients alone, and do not say how much another seed would change.")
     for cell in cells:

@@ -19,6 +19,7 @@ EXACT: Final = 12
 """Clients up to which all signs are enumerated."""
 DRAWS: Final = 9_999
 """Of signs, for more clients."""
+_SEED: Final = 0  # of the bootstrap and of the test
 
 
 class Paired(NamedTuple):
@@ -125,7 +126,7 @@ def holm(values: Sequence[float]) -> list[float]:
     return result
 
 
-def paired(results: Sequence[Result], reference: str, group: str, metric: str, seed: int = 0) -> list[Paired]:
+def paired(results: Sequence[Result], reference: str, group: str, metric: str) -> list[Paired]:
     """Compare every method with a reference, client by client.
 
     Args:
@@ -133,7 +134,6 @@ def paired(results: Sequence[Result], reference: str, group: str, metric: str, s
         reference: name of the method.
         group: "existing" or "new".
         metric: its name.
-        seed: of the bootstrap and of the test.
 
     Returns:
         A line for every other method that shares clients with the reference.
@@ -149,9 +149,9 @@ def paired(results: Sequence[Result], reference: str, group: str, metric: str, s
         if method == reference or not both:
             continue
         d = np.array([own[name] - base[name] for name in both])
-        mean, low, high = nested_bootstrap([d.tolist()], seed)
+        mean, low, high = nested_bootstrap([d.tolist()], _SEED)
         counts = (int((d < 0).sum()), int((d > 0).sum()), len(both))
-        lines.append(Paired(method, mean, low, high, *counts, sign_flip(d, seed), math.nan))
+        lines.append(Paired(method, mean, low, high, *counts, sign_flip(d, _SEED), math.nan))
     adjusted = holm([line.p for line in lines])
     return [line._replace(adjusted=p) for line, p in zip(lines, adjusted, strict=True)]
 

@@ -26,7 +26,7 @@ from pacbayes_fl.study import apart
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.deploy import opened
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.served import PATIENT, Waits, serve
+from pacbayes_fl.study.served import serve
 
 FILE: Final = "deployment.toml"
 _NODE: Final = re.compile(r"[A-Za-z0-9_.-]{1,40}")
@@ -126,7 +126,6 @@ def serve_app(
     out: Path,
     resume: bool = False,
     on_round: Callable[[RoundRecord], None] | None = None,
-    waits: Waits = PATIENT,
 ) -> Result:
     """Run the rounds of an exported app with the nodes that are connected to its SuperLink.
 
@@ -135,7 +134,6 @@ def serve_app(
         out: run folder.
         resume: go on from the folder's last intact checkpoint; nodes may have stayed up.
         on_round: called after every round with its record.
-        waits: how long the server waits.
 
     Returns:
         The result.
@@ -158,7 +156,7 @@ def serve_app(
         owners = _numbered(running, folder, deployment)
         commands.submit(running, folder, listener.path)
         with opened(running, listener, owners) as mail:
-            return serve(study, out, mail, resume, on_round, waits=waits, claims=owners)
+            return serve(study, out, mail, resume, on_round, claims=owners)
 
 
 def _numbered(running: Processes, folder: Path, deployment: Deployment) -> dict[int, tuple[str, ...]]:

@@ -30,8 +30,7 @@ from pacbayes_fl.results.records import Result, environment
 from pacbayes_fl.results.rounds import RoundRecord, truncate_rounds
 from pacbayes_fl.study import apart, privacy, scaling
 from pacbayes_fl.study.apart import Hello, Roster
-from pacbayes_fl.study.callbacks import Callback, Told
-from pacbayes_fl.study.callbacks import check as check_callbacks
+from pacbayes_fl.study.callbacks import Told
 from pacbayes_fl.study.evaluate import described, points
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.folder import RunFolder
@@ -63,7 +62,6 @@ def serve(
     mail: Mail,
     resume: bool = False,
     on_round: Callable[[RoundRecord], None] | None = None,
-    callbacks: Sequence[Callback] = (),
     waits: Waits = PATIENT,
     claims: Mapping[int, Sequence[str]] | None = None,
 ) -> Result:
@@ -78,7 +76,6 @@ def serve(
         mail: reaches the nodes, all of which are there.
         resume: go on from the folder's last intact checkpoint.
         on_round: called after every round with its record.
-        callbacks: told of every round; each can end the run.
         waits: how long it waits.
         claims: names of the clients of each node, by its number, where the server knows whose key it has.
 
@@ -95,8 +92,6 @@ def serve(
     apart.check(study)
     folder = RunFolder(Path(out))
     privacy.check(study, folder.path)
-    check_callbacks(callbacks)
-    told = Told(callbacks)
     with folder.lock():
         study, notes = folder.recall(study, resume)
         hellos = _greeted(mail, waits.nodes)
@@ -115,13 +110,13 @@ def serve(
         shared = folder.scaling(schema) or _scaling(study, nodes, known, telling, aggregator)
         records = _opened(folder, study, known, shared, run, state.round)
         _joined(nodes, study, shared, schema, state.round)
-        told.on_start(tuple(records))
         owners = {name: node for node, hello in hellos.items() for name in hello.clients}
         seconds = study.deploy.deadline if waits.round is None else waits.round
         nodes = Nodes(mail, hellos, run, seconds)
         transport = MailTransport(mail, owners, seconds)
         player = RemotePlayer(method, known.clients, study.plan, aggregator, transport, run, study.deploy.compress)
-        listeners = Listeners(partial(_scored, study, method, nodes, aggregator), on_round or (lambda _: None), told)
+        scored = partial(_scored, study, method, nodes, aggregator)
+        listeners = Listeners(scored, on_round or (lambda _: None), Told(()))
         going = Training(study, known.batch, folder, aggregator, 1, state, records, listeners)
         with going.open() as taken:
             for record, after in engine.play(player, state):
@@ -129,7 +124,6 @@ def serve(
                     break
         state, averaged = going.state.used, going.state.labels()
         labels = {**notes, **privacy.labels(study, aggregator, state.round), **state.watch.labels(), **averaged}
-        labels |= told.notes(state.round, study.plan.rounds)
         rows = _finished(study, method, nodes, hellos, known, state, aggregator)
         about = described.labels(study, method, state.round, schema, shared, rows, records)
         name, task, labels = study.method.name, known.schema.task, about | labels
