@@ -52,7 +52,7 @@ def labels(
     if dataset.classes is not None:
         own = classification.labels(method, rows, rounds, metrics)
         return {"classes": dataset.classes, "target_name": dataset.target.name} | own | differences
-    options = study.table()["method"]
-    own = regression.labels(study.method.name, options, dataset.features, dataset.target, metrics)
+    options = {**study.recipe.variant, **study.table()["method"]}
+    own = regression.labels(options, dataset.features, dataset.target, metrics)
     columns = coverage.labels(study, dataset) | coverage.time_labels(study, dataset)
     return own | method.about() | columns | differences

@@ -228,14 +228,11 @@ def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: 
     return {metric.name: torch.cat(values)}
 
 
-def labels(
-    method_name: str, options: JsonMapping, features: Any, target: Any, metrics: Mapping[str, Metric]
-) -> JsonTable:
+def labels(options: JsonMapping, features: Any, target: Any, metrics: Mapping[str, Metric]) -> JsonTable:
     """Describe every number of a run (`labels.json`).
 
     Args:
-        method_name: of the run.
-        options: of the method.
+        options: of the method, those that its recipe fixes among them.
         features: columns of the data.
         target: column of the data.
         metrics: what was scored by, from `study.evaluate.report.metrics_of`.
@@ -258,6 +255,4 @@ def labels(
     out |= notes(metrics)
     if "particles" in options:
         out["particles"] = options["particles"]
-    if method_name == "pfedgp":
-        out["particles"] = 1
     return out

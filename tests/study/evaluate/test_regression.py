@@ -172,12 +172,11 @@ def test_the_score_of_a_learning_curve_is_the_mean_rsmse_of_the_report(
 def test_labels_say_what_the_numbers_are() -> None:
     columns = (tables.Column("a", "h"), tables.Column("b"))
     paper, pacoh = (metrics_of(tiny(f"report.levels={name}"), "regression") for name in ("paper", "pacoh"))
-    said = labels("pac-pfl", {"particles": 7}, columns, tables.Column("p", "W"), pacoh)
+    said = labels({"particles": 7}, columns, tables.Column("p", "W"), pacoh)
     assert (said["feature_name"], said["feature_unit"]) == (["a", "b"], ["h", ""])
     assert (said["target_name"], said["target_unit"], said["band"]) == ("p", "W", [0.025, 0.975])
     assert "'pacoh'" in said["ce"] and said["particles"] == 7
-    assert labels("pfedgp", {}, columns, columns[0], paper)["particles"] == 1
-    assert "particles" not in labels("ridge", {}, columns, columns[0], paper)
+    assert "particles" not in labels({}, columns, columns[0], paper)
     assert {"model", "rows", "selection", "rsmse", "nlpd"} <= set(said)
 
 
