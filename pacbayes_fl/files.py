@@ -251,3 +251,33 @@ def checksum(body: Mapping[str, object]) -> str:
         SHA-256 in hexadecimal digits, whatever the order of keys.
     """
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def with_checksum(body: JsonMapping) -> JsonTable:
+    """Add a checksum to the content of a JSON file.
+
+    Args:
+        body: all that the file holds but the checksum itself.
+
+    Returns:
+        What the file is to hold, for `verified` to read.
+    """
+    return {**body, "sha256": checksum(body)}
+
+
+def verified(text: str) -> JsonTable:
+    """Read a JSON file whose content `with_checksum` has made.
+
+    Args:
+        text: what the file holds.
+
+    Returns:
+        Its content without the checksum.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError, RecursionError: when it is damaged; among `errors.UNREADABLE`.
+    """
+    body: JsonTable = json.loads(text)
+    if body.pop("sha256") != checksum(body):
+        raise ValueError("its checksum is of other content")
+    return body

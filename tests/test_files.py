@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pacbayes_fl import files
+from pacbayes_fl.errors import UNREADABLE
 
 
 @contextmanager
@@ -139,3 +141,12 @@ def test_a_file_is_hashed_as_its_bytes_are(tmp_path: Path) -> None:
         assert files.sha256(path) == hashlib.sha256(data).hexdigest()
     with pytest.raises(FileNotFoundError):
         files.sha256(tmp_path / "none")
+
+
+def test_content_is_read_back_where_nobody_has_changed_it() -> None:
+    body = {"b": [1, 2.5, None], "a": {"name": "x"}}
+    text = json.dumps(files.with_checksum(body))
+    assert files.verified(text) == body and set(files.with_checksum(body)) == {"a", "b", "sha256"}
+    for other in (text.replace("2.5", "2.6"), text.replace("sha256", "sha255"), text[:-1], "[]", "{}"):
+        with pytest.raises(UNREADABLE):
+            files.verified(other)

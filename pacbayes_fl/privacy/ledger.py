@@ -23,7 +23,7 @@ from typing import Final
 from torch import Tensor
 
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, PrivacyError, caller_stacklevel
-from pacbayes_fl.files import JsonMapping, checksum
+from pacbayes_fl.files import JsonMapping, verified, with_checksum
 from pacbayes_fl.privacy import release_file
 from pacbayes_fl.privacy.accounting import Budget, epsilon, rounds_within
 from pacbayes_fl.privacy.charges import ROUND, Charge, charge_of
@@ -393,7 +393,7 @@ def _ledger_bytes(entries: Entries, delta: float, simulated: bool, keys: Sequenc
     randomness = "simulation" if simulated else "system"
     body = {"format_version": FORMAT_VERSION, "delta": delta, "randomness": randomness, "releases": releases}
     body |= {"shared": [*keys]} if keys else {}
-    return json.dumps(body | {"sha256": checksum(body)}, indent=1).encode()
+    return json.dumps(with_checksum(body), indent=1).encode()
 
 
 def _read(path: Path) -> tuple[Entries, float | None, str | None, tuple[str, ...]]:
@@ -408,13 +408,10 @@ def _read(path: Path) -> tuple[Entries, float | None, str | None, tuple[str, ...
     except (OSError, UnicodeDecodeError) as error:
         raise _damaged(path) from error
     try:
-        body = json.loads(text)
-        intact = body.pop("sha256") == checksum(body)
+        body = verified(text)
         version = body["format_version"]
     except UNREADABLE as error:
         raise _damaged(path) from error
-    if not intact:
-        raise _damaged(path)
     if version != FORMAT_VERSION:
         what = f"{path} has ledger format {version}, this pacbayes_fl reads {FORMAT_VERSION}"
         raise PrivacyError(what, hint="update pacbayes_fl")

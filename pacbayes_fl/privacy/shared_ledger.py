@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from pacbayes_fl.errors import UNREADABLE, PrivacyError, listed
-from pacbayes_fl.files import JsonMapping, checksum, opened
+from pacbayes_fl.files import JsonMapping, opened, verified, with_checksum
 from pacbayes_fl.privacy.accounting import Budget, epsilon
 from pacbayes_fl.privacy.charges import Charge, charge_of
 from pacbayes_fl.privacy.guarantees import rounded
@@ -320,7 +320,7 @@ class SharedLedger:
             "randomness": "simulation" if content.simulated else "system",
             "runs": {key: _saved(run) for key, run in content.runs.items()},
         }
-        write_atomic(self.path, json.dumps(body | {"sha256": checksum(body)}, indent=1).encode())
+        write_atomic(self.path, json.dumps(with_checksum(body), indent=1).encode())
 
 
 def _refuse_orders(charges: Sequence[Charge]) -> None:
@@ -345,9 +345,7 @@ def read(path: Path) -> Content:
     what = f"{path} is missing, damaged or cannot be read: what runs on the same rows have spent is not known"
     hint = "restore the file from a copy"
     try:
-        body = json.loads(path.read_text("utf-8"))
-        if body.pop("sha256") != checksum(body):
-            raise ValueError("its checksum is of other bytes")
+        body = verified(path.read_text("utf-8"))
         if body["format_version"] != FORMAT_VERSION:
             what = f"{path} has ledger format {body['format_version']}, this pacbayes_fl reads {FORMAT_VERSION}"
             hint = "update pacbayes_fl"

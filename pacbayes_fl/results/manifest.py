@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import IO, Any, Final, NamedTuple
 
 from pacbayes_fl.errors import DamageWarning, DataError, caller_stacklevel
-from pacbayes_fl.files import checksum, make_folder, sha256
+from pacbayes_fl.files import make_folder, sha256, verified, with_checksum
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results.folder import FILES, half_of, refuse_links, stream_synced, sync_folder, write_atomic
 
@@ -88,21 +88,19 @@ def read(folder: Path | str) -> Manifest | None:
     """
     path = Path(folder) / NAME
     try:
-        body = json.loads(path.read_text("utf-8"))
-        intact = body.pop("sha256") == checksum(body)
-        if intact and body["format_version"] > FORMAT_VERSION:
+        body = verified(path.read_text("utf-8"))
+        if body["format_version"] > FORMAT_VERSION:
             what = f"{path} has format {body['format_version']}, this pacbayes_fl reads formats up to {FORMAT_VERSION}"
             raise DataError(what, cause="written by a later version", hint="update pacbayes_fl")
-        if intact:
-            files = {name: Print(*one) for name, one in body["files"].items()}
-            return Manifest(files, {name: one and Print(*one) for name, one in body["coming"].items()})
+        files = {name: Print(*one) for name, one in body["files"].items()}
+        return Manifest(files, {name: one and Print(*one) for name, one in body["coming"].items()})
+    except DataError:
+        raise
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, DataError):
-            raise
-    hint = "restore it from a copy, or remove it and resume the run: its files are then taken as they are"
-    raise DataError(f"{path} is damaged: it holds the checksums of all other files", hint=hint)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        hint = "restore it from a copy, or remove it and resume the run: its files are then taken as they are"
+        raise DataError(f"{path} is damaged: it holds the checksums of all other files", hint=hint) from None
 
 
 def put(folder: Path | str, files: Mapping[str, bytes | None], grows: bool = False, last: bool = False) -> None:
@@ -390,7 +388,7 @@ def _hashed(file: Any, count: int) -> tuple[str, int]:
 
 def _write(folder: Path, manifest: Manifest) -> None:
     body = {"format_version": FORMAT_VERSION, "files": dict(manifest.files), "coming": dict(manifest.coming)}
-    write_atomic(folder / NAME, (json.dumps(body | {"sha256": checksum(body)}, indent=1) + "\n").encode())
+    write_atomic(folder / NAME, (json.dumps(with_checksum(body), indent=1) + "\n").encode())
 
 
 @contextlib.contextmanager

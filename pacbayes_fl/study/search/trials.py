@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pacbayes_fl.errors import CheckpointError, DataError, StudyError
 from pacbayes_fl.federation import checkpoint
-from pacbayes_fl.files import JsonMapping, JsonTable, checksum, refuse_link
+from pacbayes_fl.files import JsonMapping, JsonTable, refuse_link, verified, with_checksum
 from pacbayes_fl.results.folder import write_atomic
 
 FORMAT_VERSION: Final = 1
@@ -129,7 +129,7 @@ class Trials:
             "finished": finished,
             "trials": {name: [[_plain(one) for one in each] for each in trials] for name, trials in self._of.items()},
         }
-        text = json.dumps({**body, "sha256": checksum(body)}, indent=1, allow_nan=False) + "\n"
+        text = json.dumps(with_checksum(body), indent=1, allow_nan=False) + "\n"
         self._refuse_other(self.path)
         write_atomic(self.path, text.encode())
         self._left = text.encode()
@@ -153,13 +153,10 @@ def _tuples(value: object) -> Any:
 def _read(path: Path) -> JsonTable:
     hint = "remove it and search anew, or choose another --out"
     try:
-        body: JsonTable = json.loads(path.read_text("utf-8"))
-        intact = body.pop("sha256") == checksum(body)
-        version = body["format_version"] if intact else 0
+        body = verified(path.read_text("utf-8"))
+        version = body["format_version"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} is damaged: it holds the trials of a search", hint=hint) from error
-    if not intact:
-        raise DataError(f"{path} is damaged: it holds the trials of a search", hint=hint)
     if version > FORMAT_VERSION:
         what = f"{path} has format {version}, this pacbayes_fl reads formats up to {FORMAT_VERSION}"
         raise DataError(what, hint="update pacbayes_fl")
