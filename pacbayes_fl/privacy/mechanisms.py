@@ -79,33 +79,17 @@ class Mechanism:
 
         Raises:
             PrivacyError: when the epsilon is not positive and finite, or the kind has no claim.
+
+        Example:
+            >>> from pacbayes_fl.privacy.mechanisms import Mechanism
+            >>> Mechanism.claimed("paper_algorithm_3", clip=0.1, epsilon=5.0, rounds=100).multiplier  # 100 / 5
+            20.0
         """
         _positive("epsilon", epsilon)
         claim = kinds.MECHANISMS[kind].claim
         if claim is None:
             raise PrivacyError(f"no paper claims an epsilon for the noise of {kind!r}", hint="give a multiplier")
         return cls(kind, clip, claim.multiplier(epsilon, rounds))
-
-    @classmethod
-    def algorithm_3(cls, clip: float, epsilon: float, rounds: int) -> Mechanism:
-        """Build the mechanism that PAC-PFL prints: Laplace of scale T gamma / (epsilon c) on the mean of c clients.
-
-        On the sum, scale T gamma / epsilon      (Algorithm 3, lines 6-8)
-
-        Args:
-            clip: gamma.
-            epsilon: what the paper claims for all rounds together; it is not what they give.
-            rounds: T.
-
-        Returns:
-            The mechanism of one round.
-
-        Example:
-            >>> from pacbayes_fl.privacy.mechanisms import Mechanism
-            >>> Mechanism.algorithm_3(clip=0.1, epsilon=5.0, rounds=100).multiplier  # 100 / 5
-            20.0
-        """
-        return cls.claimed("paper_algorithm_3", clip, epsilon, rounds)
 
     @property
     def norm(self) -> Literal[1, 2, "range"]:

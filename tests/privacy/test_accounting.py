@@ -30,7 +30,7 @@ def gaussian(multiplier: float, cohorts: Cohorts = ALL) -> Charge:
 
 
 def algorithm_3(claimed: float, rounds: int, coordinates: int, cohorts: Cohorts) -> list[Charge]:
-    return [Charge.of(Mechanism.algorithm_3(1.0, claimed, rounds), cohorts, coordinates)] * rounds
+    return [Charge.of(Mechanism.claimed("paper_algorithm_3", 1.0, claimed, rounds), cohorts, coordinates)] * rounds
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:

@@ -39,7 +39,7 @@ def halved(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("cohorts", "measured"), [(ANY, 4.7), (ONE, 2.6)])
 def test_the_claim_of_algorithm_3_is_caught(cohorts: Cohorts, measured: float) -> None:
     """D = 32 of many, T = 1, claimed epsilon 1; true pure epsilon 2 sqrt(D) and sqrt(D)."""
-    mechanism = Mechanism.algorithm_3(1.0, epsilon=1.0, rounds=1)
+    mechanism = Mechanism.claimed("paper_algorithm_3", 1.0, epsilon=1.0, rounds=1)
     result = audit([Charge.of(mechanism, cohorts, 100)], 0.0, 50_000)
     assert result.lower == pytest.approx(measured, abs=0.8) and result.lower > 2
     assert result.holds and result.reported == pytest.approx(10 * cohorts.sensitivity)

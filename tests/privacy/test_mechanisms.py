@@ -132,7 +132,7 @@ def test_knorm_has_less_noise_than_product_laplace_for_one_pure_epsilon() -> Non
 
 def test_algorithm_3_prints_this_scale() -> None:
     """T = 50, gamma = 1, epsilon = 10, c = 20: Laplace of scale .25 on the mean, which is 5 on the sum."""
-    mechanism, cohorts = Mechanism.algorithm_3(1.0, 10.0, 50), Cohorts(clients=120, size=20)
+    mechanism, cohorts = Mechanism.claimed("paper_algorithm_3", 1.0, 10.0, 50), Cohorts(clients=120, size=20)
     assert mechanism.scale / cohorts.divisor == pytest.approx(0.25, rel=1e-15)
     drawn = noisy_mean(torch.zeros(1, 50_000, dtype=torch.float64), mechanism, cohorts, rng(7))
     assert stats.kstest(drawn[0].numpy(), "laplace", (0, 0.25)).pvalue > 1e-6
