@@ -165,5 +165,4 @@ def rounded(value: float) -> str:
     Returns:
         Text that reads back as the value or as more.
     """
-    text = f"{value:.4g}"
-    return text if float(text) >= value else f"{float(rounded_up(value)):.4g}"
+    return f"{float(rounded_up(value)):.4g}"

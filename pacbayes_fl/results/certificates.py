@@ -8,7 +8,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import ROUND_CEILING, Context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -423,7 +423,7 @@ def is_vacuous(value: float, high: float, trivial: float = math.nan) -> bool:
 
 
 def rounded_up(value: float, digits: int = 4) -> str:
-    """Write a bound in few digits, never as less than it is.
+    """Write a bound in few digits, which read back as the number or as more.
 
     Args:
         value: the bound.
@@ -432,4 +432,4 @@ def rounded_up(value: float, digits: int = 4) -> str:
     Returns:
         Text without exponent.
     """
-    return f"{Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(value)).normalize():f}"
+    return f"{Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(value))).normalize():f}"

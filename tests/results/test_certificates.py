@@ -291,5 +291,6 @@ def test_a_bound_is_never_written_as_less_than_it_is() -> None:
     values = (0.123401, 0.1234, 1.0, 12345.0, 1e-7 / 3, 0.0)
     assert [rounded_up(value) for value in values] == ["0.1235", "0.1234", "1", "12350", "0.00000003334", "0"]
     assert rounded_up(0.5000001, digits=2) == "0.51"
-    assert rounded_up(0.1 + 1e-17) == "0.1001"  # 0.1 as a float64 is more than 0.1
+    assert [rounded_up(value) for value in (0.1, 0.001, 0.05)] == ["0.1", "0.001", "0.05"]  # each reads back as itself
+    assert rounded_up(math.nextafter(0.1, 1.0)) == "0.1001"
     assert all(float(rounded_up(k / 7)) >= k / 7 for k in range(100))
