@@ -355,7 +355,7 @@ def _bayesian_ridge(posterior: Any, prior: Any) -> Hypotheses:
         coef = np.zeros(posterior.coef_.shape)
         coef[kept] = theta.numpy()
         ratio = ratios.of_gaussians(theta, (mean, covariance), (other[0], other[1]))
-        return partial(_linear, coef, float(posterior.intercept_)), ratio
+        return partial(_linear, coef, float(posterior.intercept_), type(posterior).__name__), ratio
 
     def draw(count: int, generator: torch.Generator) -> Iterator[Predict]:
         for _ in range(count):
@@ -371,8 +371,12 @@ def _kept(one: Any) -> Any:
     return one.lambda_ < one.threshold_lambda
 
 
-def _linear(coef: Any, intercept: float, x: Any) -> Any:
-    return np.asarray(x) @ coef + intercept
+def _linear(coef: Any, intercept: float, kind: str, x: Any) -> Any:
+    inputs = np.asarray(x)
+    if inputs.ndim != 2 or inputs.shape[1] != len(coef):
+        what = f"inputs of a {kind} must be [n, {len(coef)}], as those to which it was fitted, got {list(inputs.shape)}"
+        raise AssumptionError(what, hint="rows=(inputs, targets), with the columns of the fit in their order")
+    return inputs @ coef + intercept
 
 
 def _guide(guide: Any, model: Any, inputs: Any) -> Hypotheses:

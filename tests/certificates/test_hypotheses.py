@@ -63,6 +63,11 @@ def test_a_bayesian_ridge_is_drawn_from_and_measured_by_its_gaussians() -> None:
         prior, rows=(more, target(more, 1)), **FINE
     )  # of one predictor, whose coefficients are a mean
     assert fixed.valid and "betting" in fixed.theorem
+    for wrong in (more[:, :1], more[:, 0], np.hstack([more, more])):
+        with pytest.raises(
+            AssumptionError, match=r"inputs of a BayesianRidge must be \[n, 2\], as .* fitted, got \[70"
+        ):
+            certify_model(posterior, prior, (wrong, target(more, 1)), **FINE)
     shifted = BayesianRidge().fit(*both)
     with pytest.raises(AssumptionError, match="the intercepts differ"):
         certify_model(shifted, prior, (more, target(more, 1)), **FINE)
