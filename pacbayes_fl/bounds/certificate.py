@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pacbayes_fl.bounds import latex
 from pacbayes_fl.bounds.betting import grouped
-from pacbayes_fl.bounds.checks import NO_INNER, Number, checked, probability, require_alike, whole
+from pacbayes_fl.bounds.checks import NO_INNER, Number, as_numbers, checked, probability, require_alike, whole
 from pacbayes_fl.bounds.losses import require_bounded
 from pacbayes_fl.bounds.plain import plain, premises_record, renamed
 from pacbayes_fl.bounds.premises import Premises, Provenance
@@ -73,8 +73,12 @@ class MonteCarlo:
         if self.trials is not None and bool((whole("trials", self.trials) < self.draws).any()):
             raise AssumptionError(f"trials must be at least the {self.draws} draws, got {self.trials}")
         for name, each in (("risks", self.risks), ("variances", self.variances)):
-            if each is not None and each.shape[-1:] != (self.draws,):
-                what = f"the {name} of {self.draws} draws must be [M] or [K, M], got {list(each.shape)}"
+            if each is None:
+                continue
+            numbers = each if isinstance(each, Tensor) else as_numbers(name, each)
+            object.__setattr__(self, name, numbers)
+            if numbers.shape[-1:] != (self.draws,):
+                what = f"the {name} of {self.draws} draws must be [M] or [K, M], got {list(numbers.shape)}"
                 raise AssumptionError(what, hint="draws is their number")
 
 

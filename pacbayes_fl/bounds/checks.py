@@ -24,6 +24,26 @@ ROUNDING: Final = 1e-6
 NO_INNER: Final[Mapping[str, int]] = MappingProxyType({})
 
 
+def as_numbers(name: str, value: object) -> Tensor:
+    """Convert a number of a bound to float64, or say which argument is none.
+
+    Args:
+        name: for the error.
+        value: one number, or a tensor, an array or a list of one a client [K].
+
+    Returns:
+        [] or [K], with further dimensions where a client has several.
+
+    Raises:
+        AssumptionError: when it is no number, such as a text or None.
+    """
+    try:
+        return torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        what = f"{name} must be one number, or a tensor of one a client [K], got {shown(value)}"
+        raise AssumptionError(what, hint=f"{name}=torch.tensor([...]) for several") from error
+
+
 def checked(name: str, value: Number, low: float, high: float = math.inf, *, strict: bool = False) -> Tensor:
     """Convert a number of a bound to float64 and check its range.
 
@@ -40,7 +60,7 @@ def checked(name: str, value: Number, low: float, high: float = math.inf, *, str
     Raises:
         AssumptionError: naming the argument, the first client that is wrong, and what came.
     """
-    numbers = torch.as_tensor(value, dtype=torch.float64)
+    numbers = as_numbers(name, value)
     slack = ROUNDING * (high - low if high < math.inf else 1.0)
     below = numbers <= low if strict else numbers < low - slack
     wrong = below | (numbers > high + slack) | ~numbers.isfinite()
@@ -66,8 +86,8 @@ def whole(name: str, value: Number) -> Tensor:
     """
     if isinstance(value, int) and not isinstance(value, bool):
         value = float(value)  # of any size, where a tensor has 64 bits
+    numbers = as_numbers(name, value)  # at once: by way of float32 a count above 2^24 is rounded
     truth = torch.as_tensor(value).dtype == torch.bool
-    numbers = torch.as_tensor(value, dtype=torch.float64)  # at once: by way of float32 a count above 2^24 is rounded
     wrong = (numbers < 1) | ~numbers.isfinite() | (numbers != numbers.round()) | truth
     if bool(wrong.any()):
         place = f" (client {int(wrong.flatten().nonzero()[0])})" if wrong.dim() else ""

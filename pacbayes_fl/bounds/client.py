@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pacbayes_fl.bounds.bound import Bound
 from pacbayes_fl.bounds.certificate import Certificate, Formula, MonteCarlo, Terms, certify
-from pacbayes_fl.bounds.checks import Number, checked, require_alike, whole
+from pacbayes_fl.bounds.checks import Number, as_numbers, checked, require_alike, whole
 from pacbayes_fl.bounds.costs import client_privacy, drawn_risk, max_information, monte_carlo_risk, unit_of
 from pacbayes_fl.bounds.kl_inverse import kl_inverse_upper
 from pacbayes_fl.bounds.moment import log_moment
@@ -318,7 +318,7 @@ def gibbs(log_z: Number, n: Number, beta: Number, delta: Number, premises: Premi
         0.1137
     """
     _require_own_rows(premises)
-    beta, log_z, loss = _beta(beta), torch.as_tensor(log_z, dtype=torch.float64), premises.loss
+    beta, log_z, loss = _beta(beta), as_numbers("log_z", log_z), premises.loss
     require_alike({"log_z": log_z, "beta": beta})
     checked("-log_z / beta", -log_z / beta, loss.low, loss.high)
     terms = {"log_z": log_z, "n": _rows(n), "beta": beta}

@@ -52,8 +52,9 @@ def rows(certificate: _Certified, names: Sequence[str] = (), header: bool = True
         AssumptionError: when there are not as many names as clients.
     """
     values = certificate.value.flatten()
-    if names and len(names) != len(values):
-        raise AssumptionError(f"names must be one for each of {len(values)} bounds, got {len(names)}")
+    called = [str(name) for name in names]  # of a column of a table, too, and clients that are numbered
+    if called and len(called) != len(values):
+        raise AssumptionError(f"names must be one for each of {len(values)} bounds, got {len(called)}")
     known = [(title, certificate.terms[name]) for name, title in _COLUMNS if name in certificate.terms]
     heads = " & ".join(["client", *(title for title, _ in known), "bound"])
     lines = [rf"{heads} \\", r"\midrule"] if header else []
@@ -62,7 +63,7 @@ def rows(certificate: _Certified, names: Sequence[str] = (), header: bool = True
         return "\n".join([*lines, rf"\multicolumn{{{len(known) + 2}}}{{l}}{{no certificate: {why}}} \\"])
     columns = [term.expand_as(certificate.value).flatten().tolist() for _, term in known]
     for k, value in enumerate(values.tolist()):
-        name = (names[k] if names else str(k + 1)).translate(_SPECIAL)
+        name = (called[k] if called else str(k + 1)).translate(_SPECIAL)
         cells = [name, *(f"{column[k]:.4g}" for column in columns), rounded_up(value)]
         lines.append(" & ".join(cells) + r" \\")
     return "\n".join(lines)

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from pacbayes_fl.bounds.bound import Bound
 from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo
-from pacbayes_fl.bounds.checks import checked
+from pacbayes_fl.bounds.checks import as_numbers, checked
 from pacbayes_fl.bounds.holdout import whole_errors
 from pacbayes_fl.bounds.premises import Premises
 from pacbayes_fl.bounds.table import DEFAULT, bound_named
-from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.errors import AssumptionError, shown
 
 Values = float | Sequence[float] | Literal["rows", "root"]
 """A number, several, or of beta the number of rows or its square root."""
@@ -83,7 +83,7 @@ def sweep(
     if idle := [name for name in numbers if name not in record.needs]:
         raise AssumptionError(f"the bound {record.name!r} has no use for {', '.join(idle)}")
     axes = {
-        name: tuple(map(float, each))
+        name: _axis(name, each)
         for name, each in given.items()
         if isinstance(each, Iterable) and not isinstance(each, str) and getattr(each, "ndim", 1) > 0
     }
@@ -164,7 +164,7 @@ def rows_needed(
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     if record.counts:
-        high = _whole_from(high, torch.as_tensor(numbers["risk"], dtype=torch.float64))
+        high = _whole_from(high, as_numbers("risk", numbers["risk"]))
     if reasons := at(high).reasons:
         raise AssumptionError(f"with {high} rows there would be no certificate: {'; '.join(reasons)}")
     return high
@@ -177,6 +177,13 @@ def _whole_from(n: int, risk: Tensor) -> int:
         if bool((fine := whole_errors(risk, rows)).any()):
             return int(rows[fine.int().argmax()])
         n += _BLOCK
+
+
+def _axis(name: str, values: Iterable[float]) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, values))
+    except (TypeError, ValueError) as error:
+        raise AssumptionError(f"{name} must be numbers, got {shown(values)}") from error
 
 
 def _of_clients(bound: str | Bound) -> Bound:
@@ -193,9 +200,9 @@ def _certified(
     if isinstance(beta := numbers.get("beta"), str):
         if beta not in ("rows", "root"):
             raise AssumptionError(f"beta must be a number, 'rows' or 'root', got {beta!r}")
-        n = torch.as_tensor(numbers["n"], dtype=torch.float64)
+        n = as_numbers("n", numbers["n"])
         numbers["beta"] = n if beta == "rows" else n.sqrt()
     whole = {**numbers, "delta": given["delta"]}.items()
-    columns = {name: torch.as_tensor(value, dtype=torch.float64).expand(points) for name, value in whole}
+    columns = {name: as_numbers(name, value).expand(points) for name, value in whole}
     delta = columns.pop("delta")
     return record.certify(columns, delta, premises, estimate)

@@ -178,9 +178,15 @@ def test_an_estimate_is_the_mean_of_its_draws_or_refused() -> None:
             seeger(0.5, 1.0, 100, 0.05, FINE, monte_carlo=MonteCarlo(50, 0.01, low))
     known: dict[str, Any] = {"risk": 0.5, "kl": 1.0, "n": 100, "delta": 0.05, "premises": FINE}
     equal = torch.full((50,), 0.5), torch.full((50,), 0.1)
-    assert empirical_bernstein(**known, variance=0.1, monte_carlo=MonteCarlo(50, 0.01, *equal)).valid
+    known["variance"] = 0.1
+    drawn = MonteCarlo(50, 0.01, *equal)
+    listed = MonteCarlo(50, 0.01, equal[0].tolist(), equal[1].numpy())  # type: ignore[arg-type]
+    first, second = (empirical_bernstein(**known, monte_carlo=each) for each in (drawn, listed))
+    assert first.valid and torch.allclose(first.value, second.value)
+    with pytest.raises(AssumptionError, match=r"risks must be one number, or a tensor of one a client .*, got 'low'"):
+        MonteCarlo(50, 0.01, "low")  # type: ignore[arg-type]
     with pytest.raises(AssumptionError, match=r"variance must be the mean of its 50 draws, 0.1, got 0.2"):
-        empirical_bernstein(**known, variance=0.2, monte_carlo=MonteCarlo(50, 0.01, *equal))
+        empirical_bernstein(**{**known, "variance": 0.2}, monte_carlo=drawn)
     assert seeger(0.5, 1.0, 100, 0.05, FINE, monte_carlo=MonteCarlo(50, 0.01, trials=5000)).valid
 
 

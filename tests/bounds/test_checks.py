@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +15,12 @@ import torch
 from pacbayes_fl.bounds.bernstein import empirical_bernstein
 from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo
 from pacbayes_fl.bounds.checks import checked, in_declared_range, of_library, row_by_row, whole
-from pacbayes_fl.bounds.client import gibbs, seeger
+from pacbayes_fl.bounds.client import catoni, gibbs, seeger
 from pacbayes_fl.bounds.loss_table import loss_named
 from pacbayes_fl.bounds.losses import LOSSES, LossRange, SaturatingSquare
 from pacbayes_fl.bounds.premises import Premises, Provenance
 from pacbayes_fl.bounds.record import from_record, to_record
+from pacbayes_fl.bounds.sweep import rows_needed
 from pacbayes_fl.bounds.table import BOUNDS
 from pacbayes_fl.errors import AssumptionError, ShapeError
 from tests.bounds.worlds import CLIENT_BOUNDS
@@ -48,6 +50,21 @@ def test_counts_are_whole_numbers() -> None:
         with pytest.raises(AssumptionError, match=r"n must be at least 1 and a whole number, got 9.5 \(client 1\)"):
             prior = Provenance("row-level DP", 0.1) if BOUNDS[name].private else Provenance("split")
             BOUNDS[name].certify(numbers, 0.05, dataclasses.replace(FINE, prior=prior))
+
+
+@pytest.mark.parametrize("wrong", ["0.1", None, {"a": 0.1}, ["0.1"], [[0.1], [0.1, 0.2]]])
+@pytest.mark.parametrize("name", ["risk", "kl", "n", "beta", "log_z", "target"])
+def test_what_is_no_number_is_refused_by_the_name_of_its_argument(name: str, wrong: Any) -> None:
+    exact = dataclasses.replace(FINE, posterior="exact Gibbs")
+    known = {"risk": 0.1, "kl": 1.0, "n": 10, "beta": 3.0, "log_z": -0.3, name: wrong}
+    calls: list[Callable[[], object]] = [
+        lambda: catoni(known["risk"], known["kl"], known["n"], known["beta"], 0.05, FINE),
+        lambda: gibbs(known["log_z"], 10, 3.0, 0.05, exact),
+        lambda: rows_needed(known.get("target", 0.5), risk=0.1, kl=1.0, delta=0.05, premises=FINE),
+    ]
+    call = calls[1 if name == "log_z" else 2 if name == "target" else 0]
+    with pytest.raises(AssumptionError, match=f"^{name} must be one number, or a tensor of one a client .*, got "):
+        call()
 
 
 def test_shapes_that_would_broadcast_to_a_third_are_refused() -> None:

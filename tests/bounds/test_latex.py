@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pandas
 import pytest
 import torch
 
@@ -22,6 +23,14 @@ def test_a_row_for_every_client_and_bounds_are_rounded_up() -> None:
     assert certificate.to_latex(header=False).splitlines()[1].startswith("2 & 0.2")
     special = certificate.to_latex(["x^2", "~y"], header=False).splitlines()
     assert [row.split(" & ")[0] for row in special] == [r"x\textasciicircum{}2", r"\textasciitilde{}y"]
+
+
+def test_clients_may_be_numbered_and_named_by_a_series() -> None:
+    certificate = seeger(*PAIR, 0.05, FINE)
+    numbered = certificate.to_latex([7, 10], header=False)  # type: ignore[list-item]
+    assert [row.split(" & ")[0] for row in numbered.splitlines()] == ["7", "10"]
+    named = certificate.to_latex(pandas.Series(["a", "b"], index=[5, 6]), header=False)  # type: ignore[arg-type]
+    assert [row.split(" & ")[0] for row in named.splitlines()] == ["a", "b"]
 
 
 def test_what_is_no_certificate_shows_reasons_and_no_number() -> None:

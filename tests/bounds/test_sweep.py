@@ -163,6 +163,8 @@ def test_targets_out_of_reach_are_refused_with_what_there_is() -> None:
         ({"bound": "seeger", "n": [1.0], "beta": 2.0}, "'seeger' has no use for beta"),
         ({"bound": "seeger", "n": []}, "n must have a value"),
         ({"bound": "seeger", "n": [0.0, 1.0]}, "n must be at least 1"),
+        ({"bound": "seeger", "n": "9"}, "n must be one number, or a tensor of one a client .*, got '9'"),
+        ({"bound": "seeger", "n": ["9", "x"]}, r"n must be numbers, got \['9', 'x'\]"),
         ({"bound": "catoni", "n": [9.0], "beta": "cells"}, "beta must be a number, 'rows' or 'root'"),
     ],
 )
