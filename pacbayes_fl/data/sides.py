@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl import settings
-from pacbayes_fl.data.layout import Span
+from pacbayes_fl.data.layout import Layout, Span
 from pacbayes_fl.data.user_tables import Table
 from pacbayes_fl.errors import DataError
 
@@ -28,12 +28,12 @@ class Cut(TypedDict):
     last: str | None
 
 
-def cut_of(table: Table, time: str | None, order: Literal["file", "rows"], share: float, last: Span | None) -> Cut:
+def cut_of(table: Table, layout: Layout, order: Literal["file", "rows"], share: float, last: Span | None) -> Cut:
     """Say how `divided` tells rows apart.
 
     Args:
         table: as there.
-        time: column of its times.
+        layout: which of its columns has the times, and which the marks.
         order: whose order its rows have where they have no times.
         share: as there.
         last: as there.
@@ -42,10 +42,10 @@ def cut_of(table: Table, time: str | None, order: Literal["file", "rows"], share
         What a data set remembers of it.
     """
     if table.split is not None:
-        return Cut(by="split", column="split", last=None)
+        return Cut(by="split", column=layout.split, last=None)
     amount = f"{share:g}" if last is None else str(last)
     if table.times is not None:
-        return Cut(by="time", column=time, last=amount)
+        return Cut(by="time", column=layout.time, last=amount)
     return Cut(by=order, column=None, last=amount)
 
 
@@ -88,7 +88,17 @@ def divided(table: Table, share: float, last: Span | None = None) -> dict[str, T
     if len(faults) == 1:
         raise DataError(what, client=first, hint=f"{hint}: data.exclude_clients = {names}")
     many = f"{len(faults)} clients have no training or no test samples, such as client {first!r}: {what}"
-    raise DataError(many, hint=f"data.exclude_clients = {names} leaves them out")
+    every = len(faults) == len(table.clients)  # there is nobody whom an exclusion would leave
+    raise DataError(many, hint=_of_all(table, hint) if every else f"data.exclude_clients = {names} leaves them out")
+
+
+def _of_all(table: Table, hint: str) -> str:
+    """Say what is done where no client has rows for both sides, of whom the first has a hint of its own."""
+    if table.split is not None:
+        return "the column of marks gives no client both; data.split = 'none' holds out the last rows of each"
+    if all(len(y) < 2 for _, y in table.clients.values()):
+        return "data.client names the column of clients, of whom each needs two rows or more"
+    return hint
 
 
 def lacking(table: Table, share: float, last: Span | None = None) -> list[str]:

@@ -436,7 +436,7 @@ def _of_table(
         trains = groups["existing"].train
         others = torch.cat([batch.y[batch.mask] for batch in parts if batch is not trains])
         check_learned(where, classes, trains.y[trains.mask], others)
-    how = sides.cut_of(table, layout.time, order, *test)
+    how = sides.cut_of(table, layout, order, *test)
     provenance: dict[str, Any] = {**source, "cut": how, "test_rows": sides.said(how)}
     if table.left_out:
         provenance["left_out"] = {name: dict(own) for name, own in table.left_out.items()}

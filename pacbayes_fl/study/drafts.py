@@ -18,6 +18,7 @@ from pacbayes_fl.errors import DataError, StudyError, listed
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.parts import DataPart
 
 _NEAR: Final = 0.05  # of the largest target, below which the least one is near 0
 _PERCENT: Final = re.compile(r"per_?c|pct|%|share|rate|ratio", re.I)
@@ -98,8 +99,16 @@ def _short(study: Study) -> tuple[list[str], int]:
     names = sides.lacking(rows, part.test.share, None if part.test.last is None else span(part.test.last))
     if names and len(names) == len(rows.clients):
         what = f"no client in column {part.client!r} of {part.source} has rows to train on and others to test on"
-        raise StudyError(what, hint="--client names another column")
+        raise StudyError(what, hint=_of_nobody(part, rows))
     return names, len(rows.clients)
+
+
+def _of_nobody(part: DataPart, rows: user_tables.Table) -> str:
+    """Say what is done about a table of which no client has rows for both sides."""
+    if rows.split is None:
+        return "--client names another column"
+    some = f"column {part.split!r} gives none both 'train' and 'test': mark some rows of each client"
+    return f"{some}; or rename it, and the last rows of each are test rows"
 
 
 def _impossible(study: Study, dataset: Dataset) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pacbayes_fl.data.layout import span
+from pacbayes_fl.data.layout import Layout, span
 from pacbayes_fl.data.sides import Cut, cut_of, divided, lacking, said
 from pacbayes_fl.data.user_tables import Table
 from pacbayes_fl.errors import DataError
@@ -42,7 +42,7 @@ MARKED, TIMED = {"a": [True, False]}, {"a": [1, 2]}
 @pytest.mark.parametrize(
     ("given", "last", "cut", "words"),
     [
-        (table({"a": 2}, MARKED, TIMED), None, ("split", "split", None), "column split"),
+        (table({"a": 2}, MARKED, TIMED), None, ("split", "part", None), "column part"),
         (table({"a": 2}, times=TIMED), None, ("time", "when", "0.3"), "last 0.3 of each client by column 'when'"),
         (table({"a": 2}, times=TIMED), "14d", ("time", "when", "14 days"), "last 14 days of each client by column "),
         (table({"a": 2}), None, ("file", None, "0.3"), "last 0.3 of each client in the order of the file, which was"),
@@ -53,7 +53,8 @@ def test_how_rows_are_told_apart_is_known_and_said(
     given: Table, last: str | None, cut: tuple[Any, str | None, str | None], words: str
 ) -> None:
     by, column, amount = cut
-    known = cut_of(given, "when", "rows" if by == "rows" else "file", 0.3, None if last is None else span(last))
+    layout = Layout(time="when", split="part")
+    known = cut_of(given, layout, "rows" if by == "rows" else "file", 0.3, None if last is None else span(last))
     assert known == Cut(by=by, column=column, last=amount) and said(known).startswith(words)
 
 
@@ -91,6 +92,25 @@ def test_all_clients_that_lack_a_side_are_named(given: Table, last: object, name
     assert lacking(given, 0.25, last) == names  # type: ignore[arg-type]
     with pytest.raises(DataError, match=fault):
         divided(given, 0.25, last)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        (
+            table({"a": 2, "b": 3}, {"a": [False] * 2, "b": [False] * 3}),
+            r"'a': has no test samples \(the column of marks gives no client both; data\.split = 'none' holds out the",
+        ),
+        (
+            table({"a": 2, "b": 2}, {"a": [True] * 2, "b": [False] * 2}),
+            r"'a': has no training samples \(the column of marks",
+        ),
+        (table({"a": 1, "b": 1}), r"'a': has no test samples \(data\.client names the column of clients, of whom each"),
+    ],
+)
+def test_nobody_is_told_to_leave_all_clients_out(given: Table, fault: str) -> None:
+    with pytest.raises(DataError, match=f"2 clients have no training or no test samples, such as client {fault}"):
+        divided(given, 0.25)
 
 
 def test_a_length_of_time_needs_times_of_its_kind() -> None:

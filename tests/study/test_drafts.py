@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pacbayes_fl.errors import DataError
+from pacbayes_fl.errors import DataError, StudyError
 from pacbayes_fl.study.drafts import runnable
 from tests.tiny import Row, write_csv
 
@@ -43,3 +43,10 @@ def test_other_faults_are_raised_as_a_run_does(tmp_path: Path) -> None:
         drafted(tmp_path, [{**ROWS[0], "x": "calm"}, *ROWS])
     with pytest.raises(DataError, match="has no existing client"):
         drafted(tmp_path, [{**row, "group": "new"} for row in ROWS])
+
+
+@pytest.mark.parametrize("only", ["train", "test"])
+def test_marks_that_divide_no_client_are_named_and_not_the_column_of_clients(only: str, tmp_path: Path) -> None:
+    said = r"no client in column 'client' .* \(column 'split' gives none both 'train' and 'test': mark some rows of"
+    with pytest.raises(StudyError, match=said):
+        drafted(tmp_path, [{**row, "split": only} for row in ROWS])
