@@ -26,6 +26,7 @@ from pacbayes_fl.errors import DataError, caller_stacklevel, counted, listed, sh
 TABLES = (".csv", ".parquet")
 """How the names of users' tables end."""
 _PER_CELL = 100  # bytes in memory for each cell of a Parquet table, whose own bytes say little of it
+_MADE = 'data.features = ["lag:24h", "hour:cyclic"] makes some of the past and of the times that data.time names'
 _NONE: Mapping[str, Any] = MappingProxyType({})
 Task = Literal["regression", "classification"]
 
@@ -155,8 +156,10 @@ def read_table(
     for name in (*roles, *needed):
         if name not in columns and (name != layout.target or need_target):
             raise DataError(f"{path} has no column {name!r}", hint=f"it has {shown(', '.join(columns), 500)[1:-1]}")
-    if not wanted or not places:
-        raise DataError(f"{path} has no {'rows' if wanted else 'feature columns'}")
+    if not wanted:
+        raise DataError(f"{path} has no feature columns", hint=_MADE)
+    if not places:
+        raise DataError(f"{path} has no rows")
     owners = cells.owners(Cells(path, layout.client, columns[layout.client], places))
     owned = _owned(owners)
     target = Cells(path, layout.target, columns.get(layout.target, [None] * len(places)), places, owners)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Final
 
-from pacbayes_fl.data import cells, class_labels, times
+from pacbayes_fl.data import cells, class_labels, clock, times
 from pacbayes_fl.data.layout import Layout
 from pacbayes_fl.errors import StudyError, counted, shown
 
@@ -18,6 +20,8 @@ _LOGICAL: Final = frozenset({"true", "false"})
 _DATE: Final = re.compile(r"\d{1,4}[-/. ]+(\d{1,2}|[A-Za-z]{3,9})[-/., ]+\d{1,4}\b|\d{4}[-/](0?[1-9]|1[0-2])$")
 _NUMBER: Final = re.compile(r"[-+]?[$€£¥]?\s?\d+([.,' ]\d{3})*([.,]\d+)?\s?(%|[$€£¥])?")
 _PLAINLY: Final = "numbers are read as 1234.5, without commas, units and signs"
+_DAY: Final = 24 * 3600 * 1_000_000  # microseconds
+_CYCLES: Final = (("hour", 1.0), ("dayofweek", 7.0), ("dayofyear", 365.25))  # `data.layout.CYCLES`, in days
 _CODES: Final = 20  # different values of a column of codes, some of which are numbers
 _WHO: Final = (
     *("client", "subject", "patient", "participant", "respondent", "person", "customer", "user", "animal"),
@@ -70,6 +74,30 @@ def two_kinds(values: Values, where: Sequence[str]) -> str | None:
     return next(
         (f"{shown(value)} in {at} is a {kind}, and {shown(v)} in {a} a {k}" for v, a, k in read if k != kind), None
     )
+
+
+def cycles(values: Values) -> tuple[str, ...]:
+    """Find the cycles of a column of times that features can be made of.
+
+    Args:
+        values: of the column.
+
+    Returns:
+        Such as "hour:cyclic": those that come twice between the first time and the last, of which the median step
+        between different times is half at most (Nyquist's criterion); none where one is no date or datetime.
+    """
+    read = [times.read(value) for value in values if not cells.is_gap(value)]
+    moments = {one.value for one in read if one is not None and one.kind != "number"}
+    if len(moments) < 2 or any(one is None or one.kind == "number" for one in read):
+        return ()
+    ordered = sorted(moments)
+    step, length = median(b - a for a, b in pairwise(ordered)), ordered[-1] - ordered[0]
+    return tuple(f"{name}:cyclic" for name, days in _CYCLES if 2 * step <= days * _DAY <= length / 2)
+
+
+def zoned(values: Values) -> bool:
+    """Say whether a column of times has offsets of time zones, so that the hour of its rows depends on the clock."""
+    return any((one := times.read(value)) is not None and one.kind == clock.ZONED for value in values)
 
 
 def like_dates(texts: Iterable[str]) -> bool:

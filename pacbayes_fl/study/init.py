@@ -40,6 +40,7 @@ class Columns(NamedTuple):
         gaps: whether values are missing.
         remarks: sentences on columns that are not what one might take them for: left out, and why, or passed over.
         own_marks: "split" and "group" where columns of these names mark nothing, and are like others.
+        zone: by whose clocks features are made of times that have one; none where none are.
     """
 
     client: str
@@ -51,6 +52,7 @@ class Columns(NamedTuple):
     gaps: bool = False
     remarks: tuple[str, ...] = ()
     own_marks: tuple[str, ...] = ()
+    zone: str | None = None
 
 
 def look(path: Path, client: str | None = None, target: str | None = None, time: str | None = None) -> Columns:
@@ -59,6 +61,7 @@ def look(path: Path, client: str | None = None, target: str | None = None, time:
     The client is the column "client", or else one with such a name whose values repeat, or the only column of texts;
     the time is the first column of dates; the target is the column "y", or else the last one that is left and holds
     numbers. Columns of a few words are categorical, others of texts or dates no features, nor are numbers of rows.
+    Where no column is a feature the cycles of the times are.
 
     Args:
         path: .csv or .parquet.
@@ -104,16 +107,30 @@ def look(path: Path, client: str | None = None, target: str | None = None, time:
             remarks.append(column_roles.not_target(meant, free[meant], target))
         free.pop(target)
     labels = class_labels.like_labels(value for value in columns[target] if not cells.is_gap(value))
-    used, categorical, said = _features(path, free, where)
-    remarks += said
+    used, categorical, said = _features(free, where)
     gaps = any(cells.is_gap(value) for name in (target, *used) for value in columns[name])
-    remarks += [f"column {name!r} is left out: it holds no value" for name in empty]
+    remarks += [*said, *(f"column {name!r} is left out: it holds no value" for name in empty)]
     features = used if len(used) < len(free) + len(numbers) + len(empty) else ()
-    return Columns(client, target, time, labels, categorical, features, gaps, tuple(remarks), own)
+    cycles = () if time is None else column_roles.cycles(columns[time])
+    if free and not used and not cycles:
+        raise StudyError(f"{path} has no column that could be a feature", hint="; ".join(said))
+    zoned = bool(cycles) and column_roles.zoned(columns[str(time)])
+    remarks += [_of_times(str(time), used, cycles, zoned)] if cycles else []
+    features, zone = (features, None) if used else (cycles, "UTC" if zoned else None)
+    return Columns(client, target, time, labels, categorical, features, gaps, tuple(remarks), own, zone)
+
+
+def _of_times(time: str, used: Sequence[str], cycles: Sequence[str], zoned: bool) -> str:
+    """Say that the cycles of times are the features where no column is one, and elsewhere how they become some."""
+    if not used:
+        clocks = "; data.zone names their clocks, UTC here" if zoned else ""
+        return f"no column is a feature, and the cycles of the times {time!r} are: {', '.join(cycles)}{clocks}"
+    every, clocks = settings.to_value([*used, *cycles]), ", with data.zone," if zoned else ""
+    return f"{time!r} orders rows and is no feature: data.features = {every}{clocks} learns its cycles"
 
 
 def _features(
-    path: Path, free: Mapping[str, Sequence[object]], where: Sequence[str]
+    free: Mapping[str, Sequence[object]], where: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...], list[str]]:
     """Choose the features among columns, and those of words among them, and say which are left out, and why."""
     words = {name: column_roles.words(values) for name, values in free.items()}
@@ -133,9 +150,6 @@ def _features(
         if name in categorical:
             odd = ", ".join(map(repr, codes[name][:3])) or "words"
             remarks.append(f"column {name!r} holds numbers and {odd}, and each value is taken for a word (categorical)")
-    if free and not used:
-        hint = "; ".join(remarks)
-        raise StudyError(f"{path} has no column that could be a feature", hint=hint)
     return used, categorical, remarks
 
 
@@ -228,6 +242,8 @@ def values_of(data: Path, columns: Columns, method: str) -> JsonTable:
     part: JsonTable = {"source": str(data.resolve()), "client": columns.client, "target": columns.target}
     if columns.time is not None:
         part["time"] = columns.time
+    if columns.zone is not None:
+        part["zone"] = columns.zone
     if columns.features:
         part["features"] = [*columns.features]
     if columns.categorical:

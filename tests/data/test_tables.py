@@ -282,7 +282,7 @@ def test_without_a_split_the_last_rows_are_held_out(tmp_path: Path, share: float
             r"table.csv has no column 'client' \(it has house, sun, y, wind",
         ),
         (lambda text: without(text, "y"), "has no column 'y'"),
-        (lambda text: without(text, "sun", "wind"), "has no feature columns"),
+        (lambda text: without(text, "sun", "wind"), r"has no feature columns \(data\.features = \[\"lag:24h\""),
         (lambda text: text.splitlines()[0] + "\n", "has no rows"),
         (lambda text: "", r"table\.csv has no columns"),
         (lambda text: "\n" + text, r"table\.csv has no columns"),

@@ -9,6 +9,7 @@ import pytest
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.study.column_roles import (
     client,
+    cycles,
     like_dates,
     not_target,
     odd_codes,
@@ -93,3 +94,29 @@ def test_months_of_years_are_dates_and_other_pairs_are_none() -> None:
 def test_other_texts_are_words_or_dates(text: str) -> None:
     assert unread_numbers([text, "1,234"]) is None and "are read as 1234.5" not in not_target("r", [text, "1"], "x")
     assert unread_numbers(["7", "8.5"]) is None
+
+
+def hours(count: int, mark: str = "") -> list[object]:
+    return [f"2024-05-{1 + h // 24:02d}T{h % 24:02d}:00{mark}" for h in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        (hours(49), ("hour",)),
+        (hours(48), ()),  # from the first to the last it does not come twice
+        (hours(49, "Z"), ("hour",)),
+        ([*hours(15 * 24), ""], ("hour", "dayofweek")),
+        ([f"2024-05-{1 + day:02d}T06:00" for day in range(15)], ("dayofweek",)),
+        ([f"2024-05-{1 + day:02d}" for day in range(15)] * 3, ("dayofweek",)),
+        ([f"2024-05-{1 + 7 * week:02d}" for week in range(4)], ()),  # always the same day of the week
+        ([f"{year}-{month:02d}-07" for year in range(2020, 2023) for month in range(1, 13)], ("dayofyear",)),
+        ([f"{year}-01-01" for year in range(2000, 2009)], ()),
+        ([*range(900)], ()),
+        (["2024-05-01"], ()),
+        (["", ""], ()),
+        (["2024-05-01", "soon"], ()),
+    ],
+)
+def test_cycles_are_those_that_come_twice_and_that_rows_resolve(values: list[object], names: tuple[str, ...]) -> None:
+    assert cycles(values) == tuple(f"{name}:cyclic" for name in names)

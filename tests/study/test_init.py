@@ -404,6 +404,32 @@ def test_clients_without_rows_for_both_sides_are_left_out_and_said(tmp_path: Pat
     assert study.data.exclude_clients == ("c0",) and "1 of 4 clients left out" in said
 
 
+def clock(k: int, i: int, mark: str = "") -> str:
+    return f"2024-05-{1 + i // 2:02d}T{12 * (i % 2):02d}:00{mark}"
+
+
+@pytest.mark.parametrize(("mark", "zone"), [("", None), ("Z", "UTC")])
+def test_a_table_of_times_and_targets_alone_has_their_cycles_for_features(
+    mark: str, zone: str | None, tmp_path: Path
+) -> None:
+    alone = rows(lag_1=None, x=None, when=lambda k, i: clock(k, i, mark))
+    study, said = remarks_on(tmp_path, alone)
+    assert study.data.features == ("hour:cyclic",) and study.data.zone == zone
+    assert "no column is a feature, and the cycles of the times 'when' are: hour:cyclic" in said
+    assert ("data.zone" in said) == (zone is not None)
+
+
+def test_cycles_of_times_that_are_no_features_are_named(tmp_path: Path) -> None:
+    study, said = remarks_on(tmp_path, rows(lag_1=None, when=clock))
+    assert study.data.features == ()
+    assert (
+        said.split(" | ")[0]
+        == """'when' orders rows and is no feature: data.features = ["x", "hour:cyclic"] learns its cycles"""
+    )
+    (tmp_path / "first.toml").unlink()
+    assert "orders rows" not in remarks_on(tmp_path, rows(lag_1=None, when=month))[1]
+
+
 def test_rows_on_both_sides_are_allowed_and_said(tmp_path: Path) -> None:
     study, said = remarks_on(tmp_path, rows(lag_1=None, x=lambda k, i: i % 4, y=lambda k, i: 9 + i % 4))
     assert study.data.duplicate_rows == "allow" and "by duplicate_rows, 8 of c0, c1, c2, c3: scores" in said
