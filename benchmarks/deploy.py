@@ -31,10 +31,10 @@ from pacbayes_fl.federation.flower.processes import HOST, Processes
 from pacbayes_fl.federation.node import InMemory
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study.data import load
-from pacbayes_fl.study.deploy import deploy
+from pacbayes_fl.study.deployment.deploy import deploy
+from pacbayes_fl.study.deployment.node import StudyNode
+from pacbayes_fl.study.deployment.server import serve
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.node import StudyNode
-from pacbayes_fl.study.served import serve
 
 NODES = 4
 ROWS, FEATURES, WIDTH = 60, 8, 64

@@ -47,21 +47,21 @@ from pacbayes_fl.study.callbacks import EarlyStop as EarlyStop
 from pacbayes_fl.study.callbacks import RoundLog as RoundLog
 from pacbayes_fl.study.callbacks import TensorBoard as TensorBoard
 from pacbayes_fl.study.compare import compare as compare
+from pacbayes_fl.study.drafting.table_check import check as check
 from pacbayes_fl.study.estimators import FederatedClassifier as FederatedClassifier
 from pacbayes_fl.study.estimators import FederatedRegressor as FederatedRegressor
 from pacbayes_fl.study.estimators import PacPFLRegressor as PacPFLRegressor
 from pacbayes_fl.study.estimators import PFedBayesClassifier as PFedBayesClassifier
 from pacbayes_fl.study.file import Study as Study
-from pacbayes_fl.study.forecast import Forecast as Forecast
-from pacbayes_fl.study.forecast import forecast as forecast
-from pacbayes_fl.study.newcomers import forecast_newcomers as forecast_newcomers
-from pacbayes_fl.study.predict import predict as predict
 from pacbayes_fl.study.progress import ProgressBar as ProgressBar
 from pacbayes_fl.study.run import open_run as open_run
 from pacbayes_fl.study.run import run as run
-from pacbayes_fl.study.score import score as score
 from pacbayes_fl.study.search.tune import tune as tune
-from pacbayes_fl.study.table_check import check as check
-from pacbayes_fl.study.updates import update as update
+from pacbayes_fl.study.serving.forecast import Forecast as Forecast
+from pacbayes_fl.study.serving.forecast import forecast as forecast
+from pacbayes_fl.study.serving.newcomers import forecast_newcomers as forecast_newcomers
+from pacbayes_fl.study.serving.predict import predict as predict
+from pacbayes_fl.study.serving.score import score as score
+from pacbayes_fl.study.serving.updates import update as update
 
 __version__: str

@@ -14,8 +14,8 @@ import pytest
 
 from pacbayes_fl import cli
 from pacbayes_fl.settings import to_toml
+from pacbayes_fl.study.config.parts import DataPart
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.parts import DataPart
 from pacbayes_fl.study.search import tune
 from tests.tiny import on_csv, rows, write_csv
 

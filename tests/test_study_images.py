@@ -25,7 +25,7 @@ from pacbayes_fl.results.records import Result
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study import run as study
 from pacbayes_fl.study.data import load, load_saved
-from pacbayes_fl.study.predict import ClassPrediction, join, predict
+from pacbayes_fl.study.serving.predict import ClassPrediction, join, predict
 from tests.data.small_photos import write_clients, write_image
 from tests.tiny_images import ROUNDS, SIDE, assert_same_run, table, tiny_images, write_root
 

@@ -15,7 +15,7 @@ import torch
 from pacbayes_fl import settings
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.methods import METHODS
-from pacbayes_fl.study.choices import NOISE
+from pacbayes_fl.study.config.choices import NOISE
 from pacbayes_fl.study.file import Study
 
 ROUNDS = 12

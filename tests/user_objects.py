@@ -97,7 +97,7 @@ MODEL = '''
 import math
 
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
-from pacbayes_fl.study.models import ModelKind, NetworkModel
+from pacbayes_fl.study.config.models import ModelKind, NetworkModel
 
 
 def narrow(table, shape, likelihood, dtype):
@@ -115,7 +115,7 @@ import numpy as np
 
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.study.sources import Source
+from pacbayes_fl.study.config.sources import Source
 
 
 @dataclass(frozen=True)

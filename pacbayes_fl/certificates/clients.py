@@ -34,12 +34,12 @@ from pacbayes_fl.data.scaling import Scaling
 from pacbayes_fl.errors import AssumptionError, DataError, kinds_checked
 from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun, model_of
 from pacbayes_fl.results.updates import fingerprints
-from pacbayes_fl.study import held_rows
-from pacbayes_fl.study.called import as_named
-from pacbayes_fl.study.foreseen import UNDECLARED, independent, normalised
+from pacbayes_fl.study.method_names import as_named
+from pacbayes_fl.study.rows import held_rows
+from pacbayes_fl.study.rows.table_checks import made_of_others
 from pacbayes_fl.study.run import Trained
-from pacbayes_fl.study.table_checks import made_of_others
-from pacbayes_fl.study.updates import rows_since
+from pacbayes_fl.study.serving.updates import rows_since
+from pacbayes_fl.study.uncertifiable import UNDECLARED, independent, normalised
 
 _KEYS: Mapping[str, str] = MappingProxyType(
     {

@@ -34,10 +34,10 @@ from pacbayes_fl.posteriors.tempered import tempered
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.results import sealed
 from pacbayes_fl.results.certificates import CertifiedRun
+from pacbayes_fl.study.config.models import KINDS, NetworkModel
 from pacbayes_fl.study.evaluate.classification import predictive
-from pacbayes_fl.study.models import KINDS, NetworkModel
-from pacbayes_fl.study.predict import AnyPrediction, ClassPrediction, Prediction
 from pacbayes_fl.study.run import Trained
+from pacbayes_fl.study.serving.predict import AnyPrediction, ClassPrediction, Prediction
 
 FORMAT_VERSION: Final = 1
 KIND: Final = sealed.Kind("shipped network", "network.json", FORMAT_VERSION, "certify with --ship again")

@@ -12,12 +12,12 @@ from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.methods.tempered import untempered
 from pacbayes_fl.results.manifest import verify
-from pacbayes_fl.study import held_rows
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.foreseen import reasons_of
 from pacbayes_fl.study.prepare import prepare
+from pacbayes_fl.study.rows import held_rows
 from pacbayes_fl.study.search import choice_file, held_out
+from pacbayes_fl.study.uncertifiable import reasons_of
 
 
 def certifiable(folder: Path) -> tuple[Study, Path]:

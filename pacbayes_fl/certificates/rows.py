@@ -15,8 +15,8 @@ from pacbayes_fl.data.scaling import Scaling
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate.report import state_of
-from pacbayes_fl.study.foreseen import told_by_plan
 from pacbayes_fl.study.run import Trained
+from pacbayes_fl.study.uncertifiable import told_by_plan
 
 
 class BoundRows(NamedTuple):

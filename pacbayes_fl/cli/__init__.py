@@ -21,7 +21,7 @@ from functools import partial
 from pacbayes_fl.cli.output import say
 from pacbayes_fl.cli.parser import parser
 from pacbayes_fl.errors import DamageWarning, PacBayesFLError, listed, one_line
-from pacbayes_fl.study.plugins import blamed, forget
+from pacbayes_fl.study.config.plugins import blamed, forget
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

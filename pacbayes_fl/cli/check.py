@@ -40,9 +40,9 @@ def act(options: argparse.Namespace) -> None:
     Args:
         options: as parsed.
     """
+    from pacbayes_fl.study.drafting.init import look, roles
+    from pacbayes_fl.study.drafting.table_check import check, study_of
     from pacbayes_fl.study.file import Study
-    from pacbayes_fl.study.init import look, roles
-    from pacbayes_fl.study.table_check import check, study_of
 
     if options.study is None:
         columns = look(options.data, options.client, options.target, options.time)

@@ -71,7 +71,7 @@ def _out(options: argparse.Namespace) -> Path:
 
 
 def _deploy(options: argparse.Namespace) -> None:
-    from pacbayes_fl.study.deploy import PORT, deploy
+    from pacbayes_fl.study.deployment.deploy import PORT, deploy
     from pacbayes_fl.study.file import Study
 
     out, study = _out(options), Study.from_toml(options.study, assignments(options))
@@ -81,7 +81,7 @@ def _deploy(options: argparse.Namespace) -> None:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    from pacbayes_fl.study.export import serve_app
+    from pacbayes_fl.study.deployment.export import serve_app
     from pacbayes_fl.study.file import Study
 
     folder, out = Path(options.more[0]), _out(options)
@@ -92,8 +92,8 @@ def _serve(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    from pacbayes_fl.study.deploy import PORT
-    from pacbayes_fl.study.export import export
+    from pacbayes_fl.study.deployment.deploy import PORT
+    from pacbayes_fl.study.deployment.export import export
     from pacbayes_fl.study.file import Study
 
     study, folder = Study.from_toml(options.more[0], assignments(options)), Path(options.more[1])

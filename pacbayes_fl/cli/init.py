@@ -35,7 +35,7 @@ def act(options: argparse.Namespace) -> None:
     Args:
         options: as parsed.
     """
-    from pacbayes_fl.study.init import look, roles, write
+    from pacbayes_fl.study.drafting.init import look, roles, write
 
     out = options.out or Path(f"{to_folder(options.data.stem)}.toml")
     columns = look(options.data, options.client, options.target, options.time)

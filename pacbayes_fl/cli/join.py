@@ -42,9 +42,9 @@ def act(options: argparse.Namespace) -> None:
     Args:
         options: as parsed.
     """
-    from pacbayes_fl.study.newcomers import newcomers
-    from pacbayes_fl.study.release import is_release, open_release
     from pacbayes_fl.study.run import open_run
+    from pacbayes_fl.study.serving.newcomers import newcomers
+    from pacbayes_fl.study.serving.release import is_release, open_release
 
     check_forecast(options)
     known = open_release(options.run) if is_release(options.run) else open_run(options.run)

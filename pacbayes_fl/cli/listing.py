@@ -44,7 +44,7 @@ def act(options: argparse.Namespace) -> None:
     elif options.what == "losses":
         from pacbayes_fl.certificates.request import listing
     else:
-        from pacbayes_fl.study import listing as of_studies
+        from pacbayes_fl.study.config import listing as of_studies
 
         listing = partial(of_studies.listing, options.what)
     known = listing()

@@ -57,7 +57,7 @@ def act(options: argparse.Namespace) -> None:
         options: as parsed.
     """
     from pacbayes_fl.errors import DeployError
-    from pacbayes_fl.study.deploy import check_node, work_as_node
+    from pacbayes_fl.study.deployment.deploy import check_node, work_as_node
     from pacbayes_fl.study.file import Study
 
     study, folder = Study.from_toml(options.study, assignments(options)), options.folder or Path("node")
@@ -95,8 +95,8 @@ def _certified(study: Study, folder: Path) -> None:
 
 def _with_results(options: argparse.Namespace, study: Study, folder: Path) -> None:
     from pacbayes_fl.errors import StudyError
-    from pacbayes_fl.study.node_release import results_of
     from pacbayes_fl.study.run import open_run
+    from pacbayes_fl.study.serving.node_release import results_of
 
     if options.action == "predict" and options.data is None:
         raise StudyError("node predict needs rows", hint="--data FILE")
@@ -111,7 +111,7 @@ def _with_results(options: argparse.Namespace, study: Study, folder: Path) -> No
         print_certificates(table)
         say(f"file: {written}")
         return
-    from pacbayes_fl.study.forecast import check_out, forecast
+    from pacbayes_fl.study.serving.forecast import check_out, forecast
 
     if options.out is not None:
         check_out(options.out)

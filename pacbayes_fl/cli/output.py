@@ -22,7 +22,7 @@ from pacbayes_fl.results.metrics import METRICS, Option, headline
 from pacbayes_fl.results.records import SIMULATED_EPSILON, Result, nested
 
 if TYPE_CHECKING:
-    from pacbayes_fl.study.forecast import Forecast
+    from pacbayes_fl.study.serving.forecast import Forecast
 
 _SHOWN = 5  # names in a line
 
@@ -57,8 +57,8 @@ def check_forecast(options: argparse.Namespace) -> None:
     Args:
         options: of `arguments.forecast_options`.
     """
-    from pacbayes_fl.study.forecast import check_out
-    from pacbayes_fl.study.predict import levels_of
+    from pacbayes_fl.study.serving.forecast import check_out
+    from pacbayes_fl.study.serving.predict import levels_of
 
     levels_of(options.quantiles)
     if options.out is not None:

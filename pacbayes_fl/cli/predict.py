@@ -47,9 +47,9 @@ def act(options: argparse.Namespace) -> None:
     Args:
         options: as parsed.
     """
-    from pacbayes_fl.study.forecast import forecast
-    from pacbayes_fl.study.later import named
     from pacbayes_fl.study.run import open_run
+    from pacbayes_fl.study.serving.arrivals import named
+    from pacbayes_fl.study.serving.forecast import forecast
 
     check_forecast(options)
     trained = open_run(options.run)

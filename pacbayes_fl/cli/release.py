@@ -35,7 +35,7 @@ def act(options: argparse.Namespace) -> None:
     Args:
         options: as parsed.
     """
-    from pacbayes_fl.study.release import release
+    from pacbayes_fl.study.serving.release import release
 
     text = release(options.run, options.out, options.public_scaling)
     say(f"release: {text}")

@@ -44,8 +44,8 @@ def act(options: argparse.Namespace) -> None:
         options: as parsed.
     """
     from pacbayes_fl.study.file import Study
-    from pacbayes_fl.study.rank_folder import opened
     from pacbayes_fl.study.run import run
+    from pacbayes_fl.study.storage.rank_folder import opened
 
     with opened() as ranks, _silent(options, ranks is not None and not ranks.first):
         study = Study.from_toml(options.study, assignments(options))
@@ -92,7 +92,7 @@ def _silent(options: argparse.Namespace, silent: bool) -> Iterator[None]:
 
 def _default_folder(path: Path, resume: bool) -> Path:
     """Take the first folder that holds no run, or with `resume` the last that does."""
-    from pacbayes_fl.study.resuming import holds_run
+    from pacbayes_fl.study.storage.resuming import holds_run
 
     last, number = path, 1
     while holds_run(path.with_name(f"{path.name}-{number}") if number > 1 else path):

@@ -30,7 +30,7 @@ def act(options: argparse.Namespace) -> None:
     Args:
         options: as parsed.
     """
-    from pacbayes_fl.study.schema import schema
+    from pacbayes_fl.study.config.schema import schema
 
     text = json.dumps(schema(), indent=1) + "\n"
     if options.out is None:

@@ -43,9 +43,9 @@ def act(options: argparse.Namespace) -> None:
     Args:
         options: as parsed.
     """
-    from pacbayes_fl.study.later import named
     from pacbayes_fl.study.run import open_run
-    from pacbayes_fl.study.score import check_out, score
+    from pacbayes_fl.study.serving.arrivals import named
+    from pacbayes_fl.study.serving.score import check_out, score
 
     if options.out is not None:
         check_out(options.out)

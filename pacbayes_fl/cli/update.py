@@ -42,9 +42,9 @@ def act(options: argparse.Namespace) -> None:
     Args:
         options: as parsed.
     """
-    from pacbayes_fl.study.later import named
     from pacbayes_fl.study.run import open_run
-    from pacbayes_fl.study.updates import update
+    from pacbayes_fl.study.serving.arrivals import named
+    from pacbayes_fl.study.serving.updates import update
 
     trained = open_run(options.run)
     result = update(trained, options.data, named(trained, options.client))

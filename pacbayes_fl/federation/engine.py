@@ -11,6 +11,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import ClientError, NumericalError, StudyError, caller_stacklevel
 from pacbayes_fl.federation import reduction
 from pacbayes_fl.federation.client_calls import prepared
+from pacbayes_fl.federation.divergence import DivergenceGuard
 from pacbayes_fl.federation.federation_state import FederationState, start
 from pacbayes_fl.federation.guard import (
     Outcome,
@@ -22,7 +23,6 @@ from pacbayes_fl.federation.player import Player, RoundPlayer
 from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.federation.rank_player import RankPlayer
 from pacbayes_fl.federation.ranks import Ranks
-from pacbayes_fl.federation.undo import DivergenceGuard
 from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.results.rounds import RoundRecord

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.federation.kept import Kept
+from pacbayes_fl.federation.client_states import Kept
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.files import JsonTable

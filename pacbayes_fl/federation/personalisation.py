@@ -11,8 +11,8 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch, same_schema
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.federation.client_calls import CallSplitter, cut_calls, parts, prepared
+from pacbayes_fl.federation.client_states import Kept
 from pacbayes_fl.federation.federation_state import FederationState
-from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.noise import Engine, Noise

@@ -16,9 +16,9 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import cohort
 from pacbayes_fl.federation.client_calls import CallSplitter, cut_calls, parts
+from pacbayes_fl.federation.client_states import Kept, Writing
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.guard import Outcome, dominant
-from pacbayes_fl.federation.kept import Kept, Writing
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.federation.reduction import Reduction, RobustAccumulator, UpdateAccumulator

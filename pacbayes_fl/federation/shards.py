@@ -12,8 +12,8 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import CheckpointError
 from pacbayes_fl.federation import checkpoint
+from pacbayes_fl.federation.client_states import Kept
 from pacbayes_fl.federation.federation_state import FederationState
-from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.ranks import Ranks
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.results.folder import sync_folder

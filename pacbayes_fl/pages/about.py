@@ -19,8 +19,8 @@ from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.manifest import read
 from pacbayes_fl.results.moments import array
 from pacbayes_fl.results.records import Result
+from pacbayes_fl.results.run_warnings import read as read_warnings
 from pacbayes_fl.results.updates import since
-from pacbayes_fl.results.warned import read as read_warnings
 
 _NAMED: Final = 6
 _FILES: Final = ("study.toml", "data.npz", "rows.json", "clients.csv", "predictions.safetensors")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pacbayes_fl.errors import DataError, StudyError
 from pacbayes_fl.files import refuse_link, sha256
 from pacbayes_fl.names import as_html, printable, to_folder
-from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results import records as results
+from pacbayes_fl.results import run_failures
 from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.folder import refuse_links
 from pacbayes_fl.results.frames import frame
@@ -316,7 +316,7 @@ def load(folder: Path | str) -> Comparison:
     path = folder / FILE
     if not path.is_file():
         what = f"{folder} is not a finished comparison: {FILE} is missing"
-        what, hint = results_ended.unfinished(folder, what, _AGAIN)
+        what, hint = run_failures.unfinished(folder, what, _AGAIN)
         raise StudyError(what, hint=hint)
     verify(folder, (FILE,))
     try:

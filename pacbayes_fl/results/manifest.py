@@ -23,7 +23,7 @@ from typing import IO, Any, Final, NamedTuple
 
 from pacbayes_fl.errors import DamageWarning, DataError, caller_stacklevel
 from pacbayes_fl.files import make_folder, sha256, verified, with_checksum
-from pacbayes_fl.results import ended as results_ended
+from pacbayes_fl.results import run_failures
 from pacbayes_fl.results.folder import FILES, half_of, refuse_links, stream_synced, sync_folder, write_atomic
 
 NAME: Final = "manifest.json"
@@ -310,7 +310,7 @@ def verify(folder: Path | str, needed: Collection[str], without: Collection[str]
         CheckpointError: when a link stands in place of a file.
     """
     refuse_links(folder)
-    ended = results_ended.ended_run(Path(folder)) is not None
+    ended = run_failures.ended_run(Path(folder)) is not None
     for name, what in sorted(problems(folder, without).items(), key=lambda one: one[0] not in needed):
         content = FILES.get(name)
         holds = f": it holds {content.holds}" if content else ""

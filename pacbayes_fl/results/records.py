@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from pacbayes_fl import names
 from pacbayes_fl.errors import StudyError, counted, kinds_checked, shown
 from pacbayes_fl.files import JsonMapping, JsonTable
-from pacbayes_fl.results import calibration
-from pacbayes_fl.results import ended as results_ended
+from pacbayes_fl.results import calibration, run_failures
 from pacbayes_fl.results.client_rows import FIXED, GROUPS, ClientRow, ClientRows, members, read_csv
 from pacbayes_fl.results.folder import FILES, RELEASED, refuse_links
 from pacbayes_fl.results.frames import frame
@@ -316,11 +315,11 @@ def no_run(folder: Path, missing: str) -> StudyError:
         return StudyError(f"{folder} holds a comparison", hint=f"give one of its runs: {', '.join(runs[:6])}")
     if runs:
         usual = "run compare again with the same --out: finished runs are read"
-        what, hint = results_ended.unfinished(folder, f"{folder} holds a comparison that has not finished", usual)
+        what, hint = run_failures.unfinished(folder, f"{folder} holds a comparison that has not finished", usual)
         return StudyError(what, hint=hint)
     if any((folder / name).is_file() for name in FILES):
         what, usual = f"{folder} is not a finished run folder: {missing}", "has the run finished? resume with --resume"
-        what, hint = results_ended.unfinished(folder, what, usual)
+        what, hint = run_failures.unfinished(folder, what, usual)
         return StudyError(what, hint=hint)
     return StudyError(f"{folder} is not a run folder: {missing}", hint="`pacbayes-fl run` makes one")
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from pacbayes_fl import files, names
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, DamageWarning, DataError, shown
 from pacbayes_fl.files import JsonMapping, JsonTable
-from pacbayes_fl.results import ended as results_ended
+from pacbayes_fl.results import run_failures
 from pacbayes_fl.results.folder import sync_folder
 from pacbayes_fl.results.manifest import put
 
@@ -106,7 +106,7 @@ def readable(path: Path) -> Iterator[Path]:
         yield path
     except (*UNREADABLE, SafetensorError, csv.Error) as error:
         usual = "the file was damaged or edited; resume the run with --resume to write it again"
-        hint = results_ended.next_step(path.parent, usual)
+        hint = run_failures.next_step(path.parent, usual)
         raise DataError(f"{path} cannot be read: {error}", hint=hint) from error
 
 

@@ -13,12 +13,13 @@ from pacbayes_fl.federation import engine, federation_state
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.privacy.outside import Rehearsal
-from pacbayes_fl.study import held_rows, privacy, scaling
-from pacbayes_fl.study.called import as_named
+from pacbayes_fl.study import privacy
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.held_rows import TrainingHistory
+from pacbayes_fl.study.method_names import as_named
 from pacbayes_fl.study.prepare import prepare
+from pacbayes_fl.study.rows import held_rows, scaling
+from pacbayes_fl.study.rows.held_rows import TrainingHistory
 from pacbayes_fl.study.search import held_out
 
 

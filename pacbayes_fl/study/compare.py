@@ -25,10 +25,11 @@ from pacbayes_fl.results.folder import FILES
 from pacbayes_fl.results.manifest import intact, put, read, regain, verify
 from pacbayes_fl.results.records import Result
 from pacbayes_fl.results.rounds import RoundRecord, readable
-from pacbayes_fl.study import check, origins
+from pacbayes_fl.study import check
 from pacbayes_fl.study.file import Study, read_table
 from pacbayes_fl.study.run import run
 from pacbayes_fl.study.search import choice_file
+from pacbayes_fl.study.storage import origins
 
 COMPARISON: Final = "comparison.json"
 """What a comparison's folder calls what was asked for: methods, seeds, what varies, and every value of each study."""

@@ -28,9 +28,10 @@ from pacbayes_fl.data.summaries import summary_inputs, with_inputs
 from pacbayes_fl.data.target_bounds import Place, row_number
 from pacbayes_fl.errors import UNREADABLE, DataError, PrivacyError, StudyError, caller_stacklevel
 from pacbayes_fl.files import JsonMapping, JsonTable, sha256
-from pacbayes_fl.study import sources, table_checks
+from pacbayes_fl.study.config import sources
+from pacbayes_fl.study.config.parts import DataPart
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.parts import DataPart
+from pacbayes_fl.study.rows import table_checks
 
 _OF_TABLES: Final = tuple(one.name for one in fields(Layout) if one.name not in ("client", "target", "group"))
 
@@ -201,7 +202,7 @@ def scale(
 
     Args:
         group: rows in the data's own units.
-        shared: how every column is scaled; see `study.scaling.settle`.
+        shared: how every column is scaled; see `study.rows.scaling.settle`.
         device: where the method runs.
         dtype: of the method's model; the data's own when None.
         columns: names of the features and of the target, for warnings.

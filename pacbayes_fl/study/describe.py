@@ -24,10 +24,10 @@ from pacbayes_fl.posteriors.weights.families import FAMILIES
 from pacbayes_fl.privacy.kinds import MECHANISMS
 from pacbayes_fl.results.metrics import METRICS
 from pacbayes_fl.server.aggregations import AGGREGATIONS
-from pacbayes_fl.study import plugins, sources
-from pacbayes_fl.study.models import KINDS, MODEL_KINDS, kinds_over
-from pacbayes_fl.study.parts import CertifyPart, DataPart
-from pacbayes_fl.study.places import PARTS
+from pacbayes_fl.study.config import plugins, sources
+from pacbayes_fl.study.config.keys import PARTS
+from pacbayes_fl.study.config.models import KINDS, MODEL_KINDS, kinds_over
+from pacbayes_fl.study.config.parts import CertifyPart, DataPart
 
 _STATED: Final = " --variance-factor 9e3 --scale 0"
 

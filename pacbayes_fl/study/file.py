@@ -21,16 +21,16 @@ from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.plugins.references import INSTANCE, read_again
 from pacbayes_fl.results.metrics import Metric
 from pacbayes_fl.results.records import SIMULATED_EPSILON
-from pacbayes_fl.study import choices, models, places, sources
-from pacbayes_fl.study import instances as study_instances
-from pacbayes_fl.study.anchors import anchored, with_references
-from pacbayes_fl.study.gp_model import GPModel
-from pacbayes_fl.study.instances import NO_INSTANCES, Instances, Model
-from pacbayes_fl.study.listing import BUNDLED
-from pacbayes_fl.study.models import InstanceModel, NetworkModel
-from pacbayes_fl.study.parts import SEEN, DataPart, DeployPart, FederationPart, MethodPart, PrivacyPart, ReportPart
-from pacbayes_fl.study.places import PARTS
-from pacbayes_fl.study.plugins import METHODS, METRICS, check_task
+from pacbayes_fl.study.config import choices, keys, models, parts, sources
+from pacbayes_fl.study.config import instances as study_instances
+from pacbayes_fl.study.config.gp_model import GPModel
+from pacbayes_fl.study.config.instances import NO_INSTANCES, Instances, Model
+from pacbayes_fl.study.config.keys import PARTS
+from pacbayes_fl.study.config.listing import BUNDLED
+from pacbayes_fl.study.config.models import InstanceModel, NetworkModel
+from pacbayes_fl.study.config.parts import DataPart, DeployPart, FederationPart, MethodPart, PrivacyPart, ReportPart
+from pacbayes_fl.study.config.paths import anchored, with_references
+from pacbayes_fl.study.config.plugins import METHODS, METRICS, check_task
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class Study:
             usual = settings.merge(usual, choices.own_defaults(recipe, stated))
         layered = settings.merge(usual, stated)
         options = {key: value for key, value in layered.get("method", {}).items() if key not in ("name", "preset")}
-        places.check({**layered, "method": options}, recipe, where)
+        keys.check({**layered, "method": options}, recipe, where)
         data = settings.parse(DataPart, layered.get("data", {}), f"{where} [data]")
         if name in METHODS and (data.task == "classification" or getattr(sources.find(data.source), "classes", False)):
             check_task(name, "classification")
@@ -402,7 +402,7 @@ def _model(method: object) -> str | None:
 def _check_own(method: str, own: Any, where: str) -> None:
     """Check [methods.NAME], also of a method that is not the chosen one: a slip there would show only much later."""
     recipe = METHODS[method]
-    kinds = places.kinds(recipe)
+    kinds = keys.kinds(recipe)
     if not isinstance(own, Mapping):
         raise StudyError(f"{where}] must be a table, got {shown(own)}")
     for part, values in own.items():
@@ -411,9 +411,9 @@ def _check_own(method: str, own: Any, where: str) -> None:
         elif part in kinds:
             settings.parse(kinds[part], values, f"{where}.{part}]")
             # it says how the method sees the columns, and not which rows there are
-            if part == "data" and (others := [key for key in values if key not in SEEN]):
+            if part == "data" and (others := [key for key in values if key not in parts.SEEN]):
                 what = f"{where}.data]: {others[0]} says which rows there are, which all methods of a study share"
-                raise StudyError(what, hint=f"give it in [data]; of one method's own: {', '.join(SEEN)}")
+                raise StudyError(what, hint=f"give it in [data]; of one method's own: {', '.join(parts.SEEN)}")
         else:
             known = ", ".join(("method", "model", "data", *dict(PARTS)))
             raise StudyError(f"{where}]: unknown part {part!r}", hint=f"valid: {known}")

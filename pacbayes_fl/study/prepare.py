@@ -22,12 +22,14 @@ from pacbayes_fl.methods.tempered import Tempered
 from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
 from pacbayes_fl.privacy.kinds import MECHANISMS
 from pacbayes_fl.privacy.outside import Releases
-from pacbayes_fl.study import choices, residuals, scaling, size
+from pacbayes_fl.study import residuals, size
+from pacbayes_fl.study.config import choices
+from pacbayes_fl.study.config.gp_model import GPModel, check_points, with_points
+from pacbayes_fl.study.config.models import InstanceModel
+from pacbayes_fl.study.config.plugins import check_task
 from pacbayes_fl.study.data import ScaledGroup, scale
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.gp_model import GPModel, check_points, with_points
-from pacbayes_fl.study.models import InstanceModel
-from pacbayes_fl.study.plugins import check_task
+from pacbayes_fl.study.rows import scaling
 
 
 def device_of(study: Study) -> torch.device:

@@ -33,9 +33,10 @@ from pacbayes_fl.privacy.mechanisms import CohortKind, Cohorts, Mechanism, Neigh
 from pacbayes_fl.privacy.outside import Outside
 from pacbayes_fl.privacy.shared_ledger import Shared, SharedLedger
 from pacbayes_fl.results.records import SUPPOSED
-from pacbayes_fl.study import fingerprints, residuals, scaling
+from pacbayes_fl.study import residuals
+from pacbayes_fl.study.config.parts import PrivacyPart
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.parts import PrivacyPart
+from pacbayes_fl.study.rows import fingerprints, scaling
 
 _DELTA: Final = 0.1  # of the largest that means anything, 1 / N
 _WEAK: Final = 1e-3  # a delta above it, or above 1 / N^1.1, is remarked

@@ -27,21 +27,23 @@ from pacbayes_fl.results.client_rows import ClientRows, members
 from pacbayes_fl.results.metrics import Metric
 from pacbayes_fl.results.records import Result
 from pacbayes_fl.results.rounds import RoundRecord
-from pacbayes_fl.results.warned import heard
-from pacbayes_fl.study import choices, duration, foreseen, held_rows, privacy, residuals, saved_rows, scaling
+from pacbayes_fl.results.run_warnings import heard
+from pacbayes_fl.study import duration, privacy, residuals, uncertifiable
 from pacbayes_fl.study.callbacks import Callback, Told
 from pacbayes_fl.study.callbacks import check as check_callbacks
-from pacbayes_fl.study.called import as_named
+from pacbayes_fl.study.config import choices
+from pacbayes_fl.study.config.instances import Instances, Model
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate import classification, coverage, described, points, regression, shards
 from pacbayes_fl.study.evaluate.report import Report, metrics_of, state_of
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.folder import RunFolder, Settled
-from pacbayes_fl.study.held_rows import TrainingHistory
-from pacbayes_fl.study.instances import Instances, Model
+from pacbayes_fl.study.method_names import as_named
 from pacbayes_fl.study.prepare import device_of, prepare
-from pacbayes_fl.study.rank_folder import AnyFolder, folder_for
+from pacbayes_fl.study.rows import held_rows, saved_rows, scaling
+from pacbayes_fl.study.rows.held_rows import TrainingHistory
 from pacbayes_fl.study.search import choice_file, held_out, overfitting
+from pacbayes_fl.study.storage.rank_folder import AnyFolder, folder_for
+from pacbayes_fl.study.storage.run_folder import RunFolder, Settled
 from pacbayes_fl.study.threads import threads
 from pacbayes_fl.study.training import Listeners, Training
 
@@ -270,7 +272,7 @@ def _trained(
     if aggregator is not None and message is not None and folder.scaling(dataset) is None:  # until here, a rehearsal
         folder.begin(begun.settled)  # a kill after the release leaves a run, which goes on with the rows that it has
         begun = _assembled(study, notes, dataset, folder, releases=aggregator.outside)
-    foreseen.announce(study, begun.method)
+    uncertifiable.announce(study, begun.method)
     duration.announce(study, begun.method, begun.clients, begun.state.round)
     if begun.state.round == 0 and choices.ROUNDS.key not in begun.settled.notes:  # once, and not where rows chose it
         overfitting.announce(study, begun.settled.division)

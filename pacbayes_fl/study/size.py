@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 
 from pacbayes_fl.data import memory, tables
 from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.study.config.models import InstanceModel
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.models import InstanceModel
 
 _COPIES: Final = (
     "particles",

@@ -16,8 +16,8 @@ from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study import privacy
 from pacbayes_fl.study.callbacks import Told
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.folder import StopRequest
-from pacbayes_fl.study.rank_folder import AnyFolder, CommonStop
+from pacbayes_fl.study.storage.rank_folder import AnyFolder, CommonStop
+from pacbayes_fl.study.storage.run_folder import StopRequest
 
 Scored = Callable[[RoundRecord, FederationState, bool], RoundRecord]
 """Adds scores to the record of a round, from its state and whether it is the last."""

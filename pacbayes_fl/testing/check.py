@@ -15,7 +15,7 @@ from pacbayes_fl.methods.base import AnyMethod, Method
 from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
-from pacbayes_fl.study.plugins import recipe_of, stated_recipe
+from pacbayes_fl.study.config.plugins import recipe_of, stated_recipe
 from pacbayes_fl.testing.laws import LAWS
 from pacbayes_fl.testing.scene import CLASSES, federation, played, strangers_of
 

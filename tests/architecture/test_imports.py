@@ -15,70 +15,20 @@ from tests.architecture.source import ROOT, complain, dotted, imported, local_na
 
 # A room is the longest prefix of a module's name, behind `pacbayes_fl.`, that stands here; rooms of one rank do not
 # import each other, and the modules of one room may.
-STUDY = (  # the stages of a study, from its file to what is read from its runs
+STUDY = (  # the stages of a study, from its file to what is read from its runs; of two names that fit the first counts
+    ("study.config", "study.file"),
     (
-        *("study.plugins", "study.anchors", "study.identity", "study.instances", "study.listing"),
-        *("study.gp_model", "study.models", "study.parts", "study.file"),
-        *("study.sources", "study.schema", "study.choices", "study.places"),
+        *("study.data", "study.rows", "study.size", "study.duration", "study.privacy", "study.residuals"),
+        *("study.storage.origins", "study.storage.saved_meta"),
     ),
-    (
-        *(
-            "study.data",
-            *("study.scaling", "study.target_power"),
-            "study.size",
-            "study.duration",
-            "study.fingerprints",
-            "study.held_rows",
-            "study.saved_rows",
-        ),
-        *("study.privacy", "study.residuals", "study.table_checks"),
-        "study.origins",
-        "study.saved_meta",
-    ),
-    ("study.prepare", "study.apart", "study.called", "study.threads", "study.foreseen"),
+    ("study.prepare", "study.deployment.roster", "study.method_names", "study.threads", "study.uncertifiable"),
     ("study.evaluate",),
     ("study.search",),
     (
-        "study.callbacks",
-        "study.progress",
-        "study.resuming",
-        "study.folder",
-        "study.rank_folder",
-        "study.training",
-        "study.run",
-        "study.check",
-        "study.served",
-        "study.deploy",
-        "study.export",
-        "study.node",
-        "study.node_folder",
-        "study.node_run",
-        "study.gather",
+        *("study.callbacks", "study.progress", "study.training", "study.run", "study.check"),
+        *("study.storage", "study.deployment"),
     ),
-    (
-        *(
-            "study.audit",
-            "study.compare",
-            "study.predict",
-            "study.forecast",
-            "study.newcomers",
-            "study.release",
-            "study.describe",
-            "study.init",
-            "study.drafts",
-            "study.column_roles",
-        ),
-        *(
-            "study.user_rows",
-            "study.later",
-            "study.node_release",
-            "study.updates",
-            "study.score",
-            "study.timing",
-            "study.table_check",
-            "study.estimators",
-        ),
-    ),
+    ("study.audit", "study.compare", "study.describe", "study.drafting", "study.estimators", "study.serving"),
 )
 STAGES = {module: f"study:{at}" for at, stage in enumerate(STUDY) for module in stage}
 RANKS = {
@@ -303,7 +253,7 @@ def test_a_planted_import_is_found(path: str, text: str) -> None:
         ("pacbayes_fl/plots/style.py", "from pacbayes_fl.results import recorded"),
         ("pacbayes_fl/metrics/__init__.py", "from pacbayes_fl.results.metrics import METRICS"),
         ("pacbayes_fl/study/run.py", "import data_gen.pv\nfrom pacbayes_fl import metrics"),
-        ("pacbayes_fl/study/parts.py", "from pacbayes_fl.methods import METHODS"),
+        ("pacbayes_fl/study/config/parts.py", "from pacbayes_fl.methods import METHODS"),
         ("pacbayes_fl/study/search/tune.py", "from pacbayes_fl.study.file import Study"),
         ("pacbayes_fl/cli/run.py", "from pacbayes_fl.study import run\ndef plot():\n    from pacbayes_fl import plots"),
         ("data_gen/pv.py", "import pvlib\nfrom data_gen.weather import read\nfrom .manifest import versions"),

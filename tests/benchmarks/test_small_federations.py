@@ -14,7 +14,7 @@ import pytest
 from benchmarks.small_federations import KINDS, NEW, TEST, diabetes, excess, made, main, runs
 from pacbayes_fl.methods import HeldOutChoice
 from pacbayes_fl.results.records import Result
-from pacbayes_fl.study import choices
+from pacbayes_fl.study.config import choices
 from pacbayes_fl.study.search import held_out
 
 

@@ -18,9 +18,9 @@ from pacbayes_fl.inference import turns
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.models.likelihoods import Categorical
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
+from pacbayes_fl.study.config.models import NetworkModel
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import BUNDLED, Study
-from pacbayes_fl.study.models import NetworkModel
 
 FOLDER = Path(tables.__file__).parent / "studies"
 DOCS = FOLDER.parents[1] / "docs"

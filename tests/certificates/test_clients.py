@@ -29,10 +29,10 @@ from pacbayes_fl.privacy.guarantees import replacement
 from pacbayes_fl.privacy.mechanisms import Cohorts
 from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun, load, tables_of
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.foreseen import UNDECLARED
-from pacbayes_fl.study.predict import predict
 from pacbayes_fl.study.run import Trained, open_run, run, train
-from pacbayes_fl.study.updates import update
+from pacbayes_fl.study.serving.predict import predict
+from pacbayes_fl.study.serving.updates import update
+from pacbayes_fl.study.uncertifiable import UNDECLARED
 from tests.bounds.own import REFINED_PINSKER
 from tests.tiny import Row, on_csv, quick, rows, tiny, write_csv
 from tests.tiny_images import tiny_images, write_root

@@ -23,7 +23,7 @@ from pacbayes_fl.errors import CheckpointError, DamageWarning, DataError
 from pacbayes_fl.results.certificates import CertifiedRun, tables_of
 from pacbayes_fl.results.manifest import adopt, extend
 from pacbayes_fl.study.run import open_run, run
-from pacbayes_fl.study.updates import update
+from pacbayes_fl.study.serving.updates import update
 from tests.tiny import on_csv, rows, tiny, write_csv
 
 SPLIT = "report.certify.scheme=split"

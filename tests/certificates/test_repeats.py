@@ -21,8 +21,8 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.methods.tempered import Tempered
 from pacbayes_fl.privacy import guarantees
 from pacbayes_fl.results.certificates import CertifiedRun
-from pacbayes_fl.study import held_rows
 from pacbayes_fl.study.data import load
+from pacbayes_fl.study.rows import held_rows
 from pacbayes_fl.study.run import Trained, open_run, run, train
 from tests.tiny import Row, on_csv, quick, rows, tiny, write_csv
 

@@ -14,8 +14,8 @@ from pacbayes_fl.certificates.clients import certify
 from pacbayes_fl.certificates.rows import bound_rows_of, none_of
 from pacbayes_fl.data.scaling import FEDERATED
 from pacbayes_fl.study.callbacks import EarlyStop
-from pacbayes_fl.study.foreseen import independent
 from pacbayes_fl.study.run import train
+from pacbayes_fl.study.uncertifiable import independent
 from tests.tiny import Row, on_csv, rows, tiny, write_csv
 
 SPLIT = "report.certify.scheme=split"

@@ -27,7 +27,7 @@ from pacbayes_fl.results.client_rows import ClientRow
 from pacbayes_fl.results.comparison import Cell
 from pacbayes_fl.results.records import Result
 from pacbayes_fl.results.rounds import RoundRecord
-from pacbayes_fl.study.forecast import Forecast
+from pacbayes_fl.study.serving.forecast import Forecast
 from tests.hostile import NAMES
 
 Captured = pytest.CaptureFixture[str]

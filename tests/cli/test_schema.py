@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pacbayes_fl import cli
-from pacbayes_fl.study.schema import schema
+from pacbayes_fl.study.config.schema import schema
 
 
 def test_schema_prints_json(capsys: pytest.CaptureFixture[str]) -> None:

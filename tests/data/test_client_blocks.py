@@ -15,7 +15,7 @@ from pacbayes_fl.data import long_arrays, tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.client_blocks import Owners, Pieces, by_block
 from pacbayes_fl.errors import DataError
-from pacbayes_fl.federation import shelves
+from pacbayes_fl.federation import state_memory
 from pacbayes_fl.pages.about import Known
 from pacbayes_fl.pages.run import run_page
 from pacbayes_fl.results.records import load
@@ -116,7 +116,7 @@ def test_a_study_in_blocks_and_files_is_that_in_memory(
     for name, value in (("LARGE", 1), ("ROWS", 3)):
         monkeypatch.setattr(rooms, name, value)
     for name in ("_MEMORY", "_LARGE"):
-        monkeypatch.setattr(shelves, name, 0)
+        monkeypatch.setattr(state_memory, name, 0)
     monkeypatch.setattr(long_arrays, "ROWS", 3)
     run(tiny("federation.rounds=1", *sets), tmp_path / "files")
     run(tiny("federation.rounds=2", *sets), tmp_path / "files", resume=True)

@@ -16,9 +16,9 @@ from pacbayes_fl.methods import METHODS
 from pacbayes_fl.options import options_of
 from pacbayes_fl.privacy import ledger, shared_ledger
 from pacbayes_fl.results import certificates, manifest
-from pacbayes_fl.study import release
+from pacbayes_fl.study.config.keys import PARTS
 from pacbayes_fl.study.describe import every_name
-from pacbayes_fl.study.places import PARTS
+from pacbayes_fl.study.serving import release
 
 DOCS = Path(pages.__file__).parents[1]
 

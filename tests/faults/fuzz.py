@@ -19,8 +19,8 @@ from unittest import mock
 from pacbayes_fl import cli, settings
 from pacbayes_fl.federation import engine
 from pacbayes_fl.methods import METHODS
-from pacbayes_fl.study.models import table_of
-from pacbayes_fl.study.parts import CertifyPart, DataPart, FederationPart, PrivacyPart, ReportPart
+from pacbayes_fl.study.config.models import table_of
+from pacbayes_fl.study.config.parts import CertifyPart, DataPart, FederationPart, PrivacyPart, ReportPart
 from tests.tiny import TABLE, quick
 
 MEMORY: Final = 3 << 29  # bytes that a command may take beyond what the process has: what is judged needs none of it

@@ -13,10 +13,10 @@ import torch
 from pacbayes_fl.errors import DataError, StudyError
 from pacbayes_fl.study import run
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.forecast import forecast
-from pacbayes_fl.study.predict import join, predict
-from pacbayes_fl.study.score import score
-from pacbayes_fl.study.updates import update
+from pacbayes_fl.study.serving.forecast import forecast
+from pacbayes_fl.study.serving.predict import join, predict
+from pacbayes_fl.study.serving.score import score
+from pacbayes_fl.study.serving.updates import update
 from tests.tiny import Row, on_csv, tiny, write_csv
 
 SETS = ("method.name=ridge", "data.lower_bound=0", "data.upper_bound=capacity")

@@ -28,9 +28,9 @@ from pacbayes_fl.federation.node import InMemory
 from pacbayes_fl.federation.sockets import Listener
 from pacbayes_fl.results.rounds import read_rounds
 from pacbayes_fl.study.data import load
-from pacbayes_fl.study.deploy import opened
-from pacbayes_fl.study.node import StudyNode
-from pacbayes_fl.study.served import Waits, serve
+from pacbayes_fl.study.deployment.deploy import opened
+from pacbayes_fl.study.deployment.node import StudyNode
+from pacbayes_fl.study.deployment.server import Waits, serve
 from pacbayes_fl.testing.scene import assert_close
 from tests.deployed import free, needs_flower, server_of, study_of, until
 

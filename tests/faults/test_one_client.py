@@ -17,7 +17,7 @@ from pacbayes_fl import cli, tensors
 from pacbayes_fl.cli.output import progress
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import ClientError, NumericalError
-from pacbayes_fl.federation import checkpoint, engine, federation_state, kept, personalisation
+from pacbayes_fl.federation import checkpoint, client_states, engine, federation_state, personalisation
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.methods import METHODS
@@ -207,7 +207,7 @@ def test_a_round_is_undone_bit_by_bit_from_the_file_too(name: str, monkeypatch: 
 
     with silently():
         usual = played()
-        monkeypatch.setattr(kept, "AT_HAND", 0)
+        monkeypatch.setattr(client_states, "AT_HAND", 0)
         assert usual == played() and usual[0] == [0, 1, 0]
 
 

@@ -23,8 +23,8 @@ from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.results import manifest, rounds
 from pacbayes_fl.results import records as results
 from pacbayes_fl.study import run
+from pacbayes_fl.study.config.parts import PrivacyPart
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.parts import PrivacyPart
 from tests.forked import child, fork
 from tests.tiny import TABLE, assert_same_results, rows, tiny, write_csv, write_study
 

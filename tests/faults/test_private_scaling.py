@@ -14,11 +14,13 @@ from pacbayes_fl.errors import CheckpointError, PrivacyError, StudyError
 from pacbayes_fl.privacy import mechanisms
 from pacbayes_fl.privacy.accounting import Budget
 from pacbayes_fl.privacy.ledger import Ledger
-from pacbayes_fl.study import check, release, residuals, run, scaling
+from pacbayes_fl.study import check, residuals, run
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.folder import RunFolder
-from pacbayes_fl.study.predict import Prediction, join, predict
+from pacbayes_fl.study.rows import scaling
+from pacbayes_fl.study.serving import release
+from pacbayes_fl.study.serving.predict import Prediction, join, predict
+from pacbayes_fl.study.storage.run_folder import RunFolder
 from pacbayes_fl.tensors import AnyTree
 from tests.tiny import assert_same_results, on_csv, rows, write_csv
 

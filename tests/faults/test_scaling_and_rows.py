@@ -24,8 +24,8 @@ from pacbayes_fl.results.records import Result
 from pacbayes_fl.study import data as study_data
 from pacbayes_fl.study import run
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.predict import predict
 from pacbayes_fl.study.prepare import prepare
+from pacbayes_fl.study.serving.predict import predict
 from tests.tiny import NUMBERS, TABLE, Row, on_csv, quick, rows, write_csv
 
 FEW = ("federation.rounds=2", "federation.checkpoint_every=2")
@@ -193,7 +193,7 @@ def test_a_run_keeps_what_its_clients_share_and_needs_nobody_else_for_a_newcomer
         units=other.units._replace(y_mean=other.units.y_mean + 1e6),
         used=other.used._replace(y_std=other.used.y_std * 9),
     )
-    from pacbayes_fl.study.predict import join
+    from pacbayes_fl.study.serving.predict import join
 
     got = join(replace(trained, groups={**trained.groups, "existing": wrong}), tmp_path / "new.csv")["new_03"]
     names = [row.name for row in result.clients if row.group == "new"]
@@ -584,7 +584,7 @@ def test_predictions_end_at_the_bounds_of_the_target(tmp_path: Path, scale: str)
         own = [
             {k: v for k, v in row.items() if k != "group"} for row in csv.DictReader(file) if row["client"] == "new_1"
         ]
-    from pacbayes_fl.study.predict import join
+    from pacbayes_fl.study.serving.predict import join
 
     got = join(run.open_run(tmp_path / "run"), write_csv(tmp_path / "new.csv", own))["new_1"]
     torch.testing.assert_close(got.mean, bound.predictions["new.mean"][1][:12], rtol=1e-9, atol=1e-9)

@@ -19,7 +19,7 @@ import torch
 from pacbayes_fl import tensors
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.federation import checkpoint, cohort, engine, federation_state, kept, shelves
+from pacbayes_fl.federation import checkpoint, client_states, cohort, engine, federation_state, state_memory
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
@@ -204,8 +204,8 @@ def test_a_round_can_be_undone_without_the_memory_of_all_states_twice(
     plan, one = FederationPlan(rounds=3, chunk=1), per_client(method, batch)
     usual = [(state, bits(state.clients)) for _, state in engine.rounds(method, batch, plan)]
     assert all(state.kept.bytes == 5 * one for state, _ in usual)
-    monkeypatch.setattr(kept, "AT_HAND", 0)
-    monkeypatch.setattr(shelves, "_SHELF", 0)
+    monkeypatch.setattr(client_states, "AT_HAND", 0)
+    monkeypatch.setattr(state_memory, "_SHELF", 0)
     states = [state for _, state in engine.rounds(method, batch, plan)]
     assert [state.kept.bytes for state in states] == [0, 0, 5 * one]
     assert states[-1].kept.shelves.bytes == 5 * one and states[-1].kept.shelves.in_file == 2 * 5 * one

@@ -12,10 +12,11 @@ import torch
 
 from pacbayes_fl.errors import DataError, NumericalError, StudyError
 from pacbayes_fl.results.rounds import read_rounds
-from pacbayes_fl.study import release, run
-from pacbayes_fl.study.forecast import forecast
-from pacbayes_fl.study.newcomers import forecast_newcomers
-from pacbayes_fl.study.predict import join, predict
+from pacbayes_fl.study import run
+from pacbayes_fl.study.serving import release
+from pacbayes_fl.study.serving.forecast import forecast
+from pacbayes_fl.study.serving.newcomers import forecast_newcomers
+from pacbayes_fl.study.serving.predict import join, predict
 from tests.tiny import Row, on_csv, quick, rows, write_csv
 
 SETS = ("method.name=ridge", "data.transform=log1p")

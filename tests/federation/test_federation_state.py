@@ -11,9 +11,9 @@ import torch
 
 from pacbayes_fl import tensors
 from pacbayes_fl.federation import engine, federation_state
+from pacbayes_fl.federation.divergence import DivergenceGuard, Trouble
 from pacbayes_fl.federation.federation_state import Average, FederationState, restored
 from pacbayes_fl.federation.plan import FederationPlan
-from pacbayes_fl.federation.undo import DivergenceGuard, Trouble
 from tests.federating import bits, pac_pfl
 from tests.laws.cases import Toy, federation
 

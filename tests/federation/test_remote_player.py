@@ -21,7 +21,7 @@ from pacbayes_fl.methods import METHODS
 from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
 from tests.federating import pac_pfl, poison, quietly
-from tests.federation.test_undo import Parabola
+from tests.federation.test_divergence import Parabola
 from tests.laws.cases import Toy, assert_close, bits, federation, from_recipe
 from tests.private import HUGE, UNLIMITED, Free, open_private
 from tests.remote import network, player

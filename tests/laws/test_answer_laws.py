@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 import pacbayes_fl as fl
-from pacbayes_fl.study import release, run
-from pacbayes_fl.study.predict import Prediction, join, predict
+from pacbayes_fl.study import run
+from pacbayes_fl.study.serving import release
+from pacbayes_fl.study.serving.predict import Prediction, join, predict
 from tests.tiny import Row, on_csv, write_csv
 
 MOMENTS = {"mean": "mean", "std": "std", "lower": "q0.025", "upper": "q0.975"}

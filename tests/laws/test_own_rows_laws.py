@@ -11,9 +11,9 @@ import torch
 
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.study import run
+from pacbayes_fl.study.config.parts import DataPart
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.parts import DataPart
 from tests.tiny import quick, rows, write_csv
 
 X = torch.linspace(-1, 1, 12).unsqueeze(1)

@@ -12,8 +12,8 @@ import torch
 
 from pacbayes_fl import tensors
 from pacbayes_fl.federation import engine
+from pacbayes_fl.federation.client_states import Kept
 from pacbayes_fl.federation.federation_state import FederationState
-from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.federation.ranks import Ranks
 from pacbayes_fl.methods import METHODS

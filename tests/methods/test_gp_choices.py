@@ -6,7 +6,7 @@ import pytest
 
 from pacbayes_fl.methods import METHODS, gp_choices
 from pacbayes_fl.methods.recipe import HELD_OUT, HeldOutChoice
-from pacbayes_fl.study.choices import candidates, with_value
+from pacbayes_fl.study.config.choices import candidates, with_value
 from pacbayes_fl.study.file import Study
 
 CHOICES = [gp_choices.RATE, gp_choices.SCALE, gp_choices.NOISE, gp_choices.NETWORKS, *gp_choices.PRIOR]

@@ -20,7 +20,7 @@ from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.comparison import direction
 from pacbayes_fl.results.metrics import METRICS, MODELS, Metric
 from pacbayes_fl.study.compare import compare
-from pacbayes_fl.study.parts import ReportPart
+from pacbayes_fl.study.config.parts import ReportPart
 from pacbayes_fl.study.run import run
 from tests.architecture.source import ROOT, complain, modules, violations
 from tests.tiny import on_csv, rows, tiny, write_csv

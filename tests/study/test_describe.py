@@ -15,9 +15,9 @@ from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.options import options_of
 from pacbayes_fl.study import describe as study_describe
+from pacbayes_fl.study.config.listing import listing
 from pacbayes_fl.study.describe import describe, every_name
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.listing import listing
 
 NAMES = [name for names in every_name().values() for name in names]
 

@@ -14,11 +14,11 @@ from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
+from pacbayes_fl.study.config.gp_model import GPModel
+from pacbayes_fl.study.config.listing import BUNDLED
+from pacbayes_fl.study.config.models import NetworkModel
+from pacbayes_fl.study.config.parts import FederationPart
 from pacbayes_fl.study.file import Study, assigned, read_table
-from pacbayes_fl.study.gp_model import GPModel
-from pacbayes_fl.study.listing import BUNDLED
-from pacbayes_fl.study.models import NetworkModel
-from pacbayes_fl.study.parts import FederationPart
 from tests.tiny import TABLE, tiny, write_study
 
 

@@ -19,9 +19,9 @@ from pacbayes_fl.models.weights.convolutional import BayesianCNN
 from pacbayes_fl.study import run
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.predict import ClassPrediction, join, predict
 from pacbayes_fl.study.prepare import device_of, prepare
 from pacbayes_fl.study.search.held_out import first
+from pacbayes_fl.study.serving.predict import ClassPrediction, join, predict
 from tests.tiny import Row, tiny, write_csv
 from tests.tiny_images import tiny_images, write_root
 

@@ -33,9 +33,9 @@ from pacbayes_fl.results import rounds as results_rounds
 from pacbayes_fl.results.records import Result
 from pacbayes_fl.study import privacy
 from pacbayes_fl.study import run as study
+from pacbayes_fl.study.config.parts import PrivacyPart
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.parts import PrivacyPart
 from pacbayes_fl.study.search import choice_file, tune
 from tests.tiny import (
     ROUNDS,
@@ -819,7 +819,7 @@ def test_a_kill_behind_the_release_of_moments_leaves_a_run(tmp_path: Path, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("pacbayes_fl.study.folder.RunFolder.open", killed)
+        patch.setattr("pacbayes_fl.study.storage.run_folder.RunFolder.open", killed)
         study.run(one, folder)
     assert releases(folder) == 1 and not (folder / "scaling.json").exists()
     paid = (folder / "release_scaling.safetensors").read_bytes()

@@ -14,9 +14,10 @@ from pacbayes_fl.errors import DataError, PrivacyError, StudyError
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.posteriors.residuals import histogram, recalibrated, standard_normal
 from pacbayes_fl.results import records as results
-from pacbayes_fl.study import release, residuals, run
-from pacbayes_fl.study.predict import Prediction, join, predict
+from pacbayes_fl.study import residuals, run
 from pacbayes_fl.study.search import held_out
+from pacbayes_fl.study.serving import release
+from pacbayes_fl.study.serving.predict import Prediction, join, predict
 from tests.tiny import assert_same_results, on_csv, quick, rows, write_csv
 
 MIXTURE = ("model.residuals=mixture", "federation.rounds=4")

@@ -31,7 +31,7 @@ from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study import run
 from pacbayes_fl.study.data import load, provenance
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.release import open_release, release
+from pacbayes_fl.study.serving.release import open_release, release
 from tests.tiny import ROUNDS, assert_same_results, assert_same_state, on_csv, quick, rows, state, tiny, write_csv
 
 OnRound = Callable[[RoundRecord], None]

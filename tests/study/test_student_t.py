@@ -11,9 +11,9 @@ import torch
 from pacbayes_fl.certificates.clients import certify
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.study import run
+from pacbayes_fl.study.config.gp_model import GPModel
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.gp_model import GPModel
-from pacbayes_fl.study.predict import Prediction, join, predict
+from pacbayes_fl.study.serving.predict import Prediction, join, predict
 from tests.tiny import assert_same_results, assert_same_state, on_csv, quick, rows, write_csv
 
 STUDENT = ("model.likelihood=student-t", "federation.rounds=4")

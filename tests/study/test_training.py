@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pacbayes_fl.study import run, served, training
+from pacbayes_fl.study import run, training
+from pacbayes_fl.study.deployment import server
 
 
 def test_runs_and_deployments_go_through_one_loop() -> None:
-    assert run.Training is served.Training is training.Training
+    assert run.Training is server.Training is training.Training

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pacbayes_fl.errors import kinds_checked
 from pacbayes_fl.study.estimators.base import FederatedEstimator, Values
-from pacbayes_fl.study.predict import levels_of
+from pacbayes_fl.study.serving.predict import levels_of
 
 Array = NDArray[Any]
 

@@ -12,20 +12,20 @@ from torch import Tensor
 from pacbayes_fl.data import cells, tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import federation_state
+from pacbayes_fl.federation.client_states import Kept
 from pacbayes_fl.federation.federation_state import FederationState
-from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.results.rounds import RoundRecord
+from pacbayes_fl.study.config.instances import Instances
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.held_rows import TrainingHistory
-from pacbayes_fl.study.instances import Instances
-from pacbayes_fl.study.later import members_of
-from pacbayes_fl.study.predict import answers, newcomer, newcomer_state, probabilities
 from pacbayes_fl.study.prepare import build
-from pacbayes_fl.study.release import Served, served
 from pacbayes_fl.study.residuals import ErrorShape
+from pacbayes_fl.study.rows.held_rows import TrainingHistory
 from pacbayes_fl.study.run import Trained, train
+from pacbayes_fl.study.serving.arrivals import members_of
+from pacbayes_fl.study.serving.predict import answers, newcomer, newcomer_state, probabilities
+from pacbayes_fl.study.serving.release import Served, served
 
 _EXISTING: Final = "existing"
 _Asked = Callable[[Served, FederationState, ScaledGroup, ClientBatch], Iterator[tuple[Tensor, Tensor]]]

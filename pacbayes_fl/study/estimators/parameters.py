@@ -12,8 +12,8 @@ import numpy as np
 
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.options import options_of
+from pacbayes_fl.study.config.parts import SEEN
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.parts import SEEN
 
 _SOURCE: Final = "rows of a program"  # no file: the defaults are those of rows that nobody has tuned anything for
 _TAKEN: Final = ("transform",)  # scikit-learn takes an object that has it for a transformer

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import personalisation
+from pacbayes_fl.federation.client_states import Kept
 from pacbayes_fl.federation.federation_state import FederationState
-from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.personalisation import Then
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.files import JsonTable

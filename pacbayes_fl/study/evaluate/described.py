@@ -11,10 +11,10 @@ from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.results.client_rows import ClientRows
 from pacbayes_fl.results.folder import leaving
 from pacbayes_fl.results.rounds import RoundRecord
-from pacbayes_fl.study import scaling
 from pacbayes_fl.study.evaluate import classification, coverage, regression
 from pacbayes_fl.study.evaluate.report import metrics_of
 from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.rows import scaling
 
 
 def labels(

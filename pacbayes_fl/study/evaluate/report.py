@@ -8,8 +8,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.federation.client_states import Kept
 from pacbayes_fl.federation.federation_state import FederationState
-from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.results import metrics as table

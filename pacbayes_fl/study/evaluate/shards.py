@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.errors import caller_stacklevel
+from pacbayes_fl.federation.client_states import Kept
 from pacbayes_fl.federation.federation_state import FederationState
-from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.federation.ranks import Ranks
 from pacbayes_fl.federation.shards import own_positions

@@ -14,7 +14,7 @@ from pacbayes_fl import settings
 from pacbayes_fl.errors import UNREADABLE, DataError
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.results.manifest import put
-from pacbayes_fl.study.choices import ROUNDS, every, kind_of, with_value
+from pacbayes_fl.study.config.choices import ROUNDS, every, kind_of, with_value
 from pacbayes_fl.study.file import Study
 
 FILE: Final = "choice.json"

@@ -22,14 +22,14 @@ from pacbayes_fl.methods import HeldOutChoice
 from pacbayes_fl.noise import Noise, generator_from_text
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study import residuals
-from pacbayes_fl.study.choices import NOISE, ROUNDS, TEMPERATURE, candidates, with_value
+from pacbayes_fl.study.config.choices import NOISE, ROUNDS, TEMPERATURE, candidates, with_value
+from pacbayes_fl.study.config.gp_model import GPModel
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.gp_model import GPModel
 from pacbayes_fl.study.prepare import prepare
+from pacbayes_fl.study.search.leakage import told
 from pacbayes_fl.study.search.path import MARKS, follow
 from pacbayes_fl.study.search.path import Path as Along
 from pacbayes_fl.study.search.scores import HeldOutScore
-from pacbayes_fl.study.search.told import told
 
 _FOLDS = 5
 _CLIENTS: Final = 256

@@ -12,11 +12,11 @@ from pacbayes_fl.errors import PacBayesFLError, caller_stacklevel
 from pacbayes_fl.results.metrics import VALIDATION, headline
 from pacbayes_fl.results.recorded import RECORDED
 from pacbayes_fl.results.rounds import RoundRecord
-from pacbayes_fl.study import sources
-from pacbayes_fl.study.choices import ROUNDS
+from pacbayes_fl.study.config import sources
+from pacbayes_fl.study.config.choices import ROUNDS
 from pacbayes_fl.study.duration import Work
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.held_rows import CertificateSplit, rows_for_tuning
+from pacbayes_fl.study.rows.held_rows import CertificateSplit, rows_for_tuning
 from pacbayes_fl.study.search.path import MARKS, Path, follow
 
 _SHARE: Final = 4  # of the rounds, one in so many are tried

@@ -14,7 +14,7 @@ from torch import Tensor
 from pacbayes_fl.data import split, tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.layout import Layout
-from pacbayes_fl.data.sides import Cut
+from pacbayes_fl.data.train_test import Cut
 from pacbayes_fl.errors import ClientError, NumericalError
 from pacbayes_fl.federation import engine, federation_state, personalisation
 from pacbayes_fl.methods.base import AnyMethod
@@ -22,13 +22,13 @@ from pacbayes_fl.methods.recipe import Margin
 from pacbayes_fl.posteriors.residuals import BINS, checked, held_out_errors, pooled
 from pacbayes_fl.results.recorded import RECORDED
 from pacbayes_fl.study import residuals
-from pacbayes_fl.study.choices import NOISE, candidates
+from pacbayes_fl.study.config.choices import NOISE, candidates
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate.report import state_of
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
+from pacbayes_fl.study.search.leakage import told
 from pacbayes_fl.study.search.scores import HeldOutScore, with_noise
-from pacbayes_fl.study.search.told import told
 
 BLOCKS: Final = 5  # into which clients and their rows are dealt
 MARKS: Final = (10, 25, 50, 100, 200)  # rounds after which a path is scored whose best round is not asked for

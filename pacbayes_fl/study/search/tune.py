@@ -25,15 +25,17 @@ from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods import LogUniform, OneOf, Search
 from pacbayes_fl.results.folder import write_atomic
 from pacbayes_fl.results.metrics import headlines, search_scores
-from pacbayes_fl.study import choices, held_rows, privacy, residuals
+from pacbayes_fl.study import privacy, residuals
+from pacbayes_fl.study.config import choices
+from pacbayes_fl.study.config.parts import ReportPart
 from pacbayes_fl.study.data import ScaledGroup, load
 from pacbayes_fl.study.evaluate.classification import predictive
 from pacbayes_fl.study.evaluate.units import unit_of, units_of
 from pacbayes_fl.study.file import Study, assigned, read_table
-from pacbayes_fl.study.parts import ReportPart
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.residuals import ErrorShape
-from pacbayes_fl.study.search.told import told
+from pacbayes_fl.study.rows import held_rows
+from pacbayes_fl.study.search.leakage import told
 from pacbayes_fl.study.search.trials import Trial, Trials
 
 _ROUNDS = "federation.rounds"

@@ -24,7 +24,7 @@ from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.weights.mean_field import MeanField
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server.moments import Moments
-from pacbayes_fl.study.choices import NOISE
+from pacbayes_fl.study.config.choices import NOISE
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare

@@ -12,7 +12,7 @@ import torch
 import pacbayes_fl as fl
 from pacbayes_fl.errors import DataError
 from pacbayes_fl.study import run
-from pacbayes_fl.study.predict import Prediction, join
+from pacbayes_fl.study.serving.predict import Prediction, join
 from tests.study.estimators.conftest import NETWORK, SMALL, Table
 from tests.tiny import rows, write_csv
 

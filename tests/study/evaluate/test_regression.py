@@ -16,7 +16,7 @@ from pacbayes_fl.data import tables
 from pacbayes_fl.federation import engine
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior
-from pacbayes_fl.study import choices
+from pacbayes_fl.study.config import choices
 from pacbayes_fl.study.data import ScaledGroup, load
 from pacbayes_fl.study.evaluate.points import means, totals
 from pacbayes_fl.study.evaluate.regression import evaluate, labels

@@ -15,7 +15,7 @@ from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate import shards
 from pacbayes_fl.study.evaluate.report import Report
 from pacbayes_fl.study.prepare import prepare
-from pacbayes_fl.study.saved_rows import data_again
+from pacbayes_fl.study.rows.saved_rows import data_again
 from tests.forked import fork
 from tests.ranked import together
 from tests.tiny import tiny

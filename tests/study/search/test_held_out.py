@@ -24,11 +24,11 @@ from pacbayes_fl.results import records as results
 from pacbayes_fl.results.manifest import adopt
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study import run
-from pacbayes_fl.study.choices import ROUNDS, candidates
 from pacbayes_fl.study.compare import compare
+from pacbayes_fl.study.config.choices import ROUNDS, candidates
+from pacbayes_fl.study.config.parts import FederationPart
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.parts import FederationPart
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.search import choice_file, held_out
 from pacbayes_fl.study.search.held_out import choose

@@ -13,9 +13,10 @@ import torch
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.results.rounds import RoundRecord
-from pacbayes_fl.study import held_rows, run
+from pacbayes_fl.study import run
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.rows import held_rows
 from pacbayes_fl.study.search import overfitting
 from pacbayes_fl.study.search.path import Path as Along
 from tests.tiny import tiny

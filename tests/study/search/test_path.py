@@ -15,11 +15,11 @@ from scipy.stats import trim_mean
 
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.sides import Cut
+from pacbayes_fl.data.train_test import Cut
 from pacbayes_fl.federation import engine, personalisation
 from pacbayes_fl.methods.recipe import Margin
 from pacbayes_fl.posteriors.residuals import held_out_errors, pooled
-from pacbayes_fl.study.choices import NOISE, candidates, with_value
+from pacbayes_fl.study.config.choices import NOISE, candidates, with_value
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.evaluate.report import state_of
 from pacbayes_fl.study.file import Study

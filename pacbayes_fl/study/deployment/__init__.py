@@ -1,0 +1,1 @@
+"""Studies whose clients' rows are on different machines: the server's half, the nodes', and their folders."""

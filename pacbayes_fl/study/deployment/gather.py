@@ -1,0 +1,237 @@
+"""What the server of a deployment asks of its nodes beside updates: moments of columns, scores and metrics."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.data.batch import client_id
+from pacbayes_fl.errors import UNREADABLE, DataError, DeployError, PacBayesFLError, caller_stacklevel
+from pacbayes_fl.federation import arrays, frames, public
+from pacbayes_fl.federation.arrays import shown
+from pacbayes_fl.federation.federation_state import FederationState
+from pacbayes_fl.federation.frames import Array, Frame
+from pacbayes_fl.federation.mail import Mail
+from pacbayes_fl.files import JsonMapping, JsonTable
+from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.results.client_rows import ClientRow
+from pacbayes_fl.study.deployment.roster import Hello, Roster
+from pacbayes_fl.study.evaluate import points
+from pacbayes_fl.study.evaluate.points import Total
+
+_LONGEST = 100  # characters of a metric's name
+_MOST = 1000  # metrics of a client
+
+
+class Nodes:
+    """The nodes of a run, asked for what they share.
+
+    Args:
+        mail: reaches them.
+        hellos: what they have said of themselves, by number.
+        run: random identifier of the run.
+        seconds: for which an answer is waited for.
+    """
+
+    def __init__(self, mail: Mail, hellos: Mapping[int, Hello], run: str, seconds: float) -> None:
+        """Take the network."""
+        self._mail, self._hellos, self._run, self._seconds = mail, hellos, run, seconds
+
+    def moments(self, roster: Roster, width: int) -> Tensor:
+        """Collect what clients tell of their columns.
+
+        Args:
+            roster: of all clients.
+            width: numbers of one client.
+
+        Returns:
+            [K, width], float64, in the order of the roster.
+
+        Raises:
+            DeployError: when a node does not tell them.
+        """
+        came = dict[str, Tensor]()
+        for node, frame in answers(self._mail, [*self._hellos], {"kind": "moments"}, self._seconds).items():
+            own = [*self._hellos[node].clients]
+            like = {"moments": torch.zeros(len(own), width, dtype=torch.float64)}
+            try:
+                told = arrays.unpack(like, frame.arrays)["moments"]
+                if frame.config.get("clients") != own or not bool(told.isfinite().all()):
+                    raise DataError("they are of other clients, or not finite")
+            except PacBayesFLError as error:
+                raise DeployError(f"the moments of node {node} cannot be read: {error}") from error
+            came |= dict(zip(own, told, strict=True))
+        return torch.stack([came[name] for name in roster.batch.names])
+
+    def join(self, round: int, about: JsonMapping) -> dict[str, bool]:
+        """Let all nodes take part.
+
+        Args:
+            round: rounds that are finished.
+            about: what else they need to know.
+
+        Returns:
+            By client, whether it begins anew.
+
+        Raises:
+            DeployError: when a node does not.
+        """
+        letter: JsonTable = {"kind": "join", "run": self._run, "round": round, **about}
+        begins = dict[str, bool]()
+        for frame in answers(self._mail, [*self._hellos], letter, self._seconds).values():
+            new = frame.config.get("new")
+            begins |= {str(name): anew is True for name, anew in new.items()} if isinstance(new, dict) else {}
+        return begins
+
+    def curve(self, method: AnyMethod, state: FederationState, seed: int) -> dict[str, float]:
+        """Average the scores of all clients after a round.
+
+        Args:
+            method: the algorithm.
+            state: after the round.
+            seed: with which the federation began.
+
+        Returns:
+            As `points.means`, over the clients of the nodes that answer.
+        """
+        parts = []
+        for node, frame in self._after("score", method, state, seed, {}).items():
+            try:
+                parts.append({str(name): _total(total) for name, total in frame.config["scores"].items()})
+            except UNREADABLE:
+                self._warn(node, "what came is no score")
+        return points.means(parts)
+
+    def finish(
+        self, method: AnyMethod, state: FederationState, seed: int, spent: bytes | None, released: int | None
+    ) -> dict[int, Frame]:
+        """Let nodes make models and scores of their clients after the last round, and tell what they share.
+
+        Args:
+            method: the algorithm.
+            state: after it.
+            seed: with which the federation began.
+            spent: ledger of a private run.
+            released: how many releases the state has seen.
+
+        Returns:
+            Answers by node; a warning names who gave none.
+        """
+        more = {} if spent is None else {"ledger": Array("", (), "", spent)}
+        return self._after("finish", method, state, seed, more, released)
+
+    def _after(
+        self,
+        kind: str,
+        method: AnyMethod,
+        state: FederationState,
+        seed: int,
+        more: Mapping[str, Array],
+        released: int | None = None,
+    ) -> dict[int, Frame]:
+        model = Array("", (), "", public.to_bytes(method, state.server, seed))
+        letter: JsonTable = {"kind": kind, "run": self._run, "round": state.round, "halved": state.watch.halved}
+        came, there, letters = dict[int, Frame](), self._hellos.keys() & {*self._mail.nodes()}, dict[int, bytes]()
+        for node in sorted(there):
+            own = {name: first for name, first in state.watch.since.items() if name in self._hellos[node].clients}
+            config: JsonTable = {**letter, "released": released, "uncounted": own}
+            letters[node] = frames.encode(config, {"model": model, **more})
+        for node, answer in self._mail.ask(letters, self._seconds):
+            try:
+                frame = frames.decode(answer)
+            except DeployError as error:
+                self._warn(node, str(error))
+                continue
+            if "refused" in frame.config:
+                self._warn(node, shown(frame.config["refused"]))
+            elif node in self._hellos:
+                came[node] = frame
+        for node in self._hellos.keys() - came.keys():
+            what = f"no answer that counts within {self._seconds:g} s" if node in there else "it is gone"
+            self._warn(node, what)
+        return came
+
+    def _warn(self, node: int, what: str) -> None:
+        names = ", ".join([*self._hellos[node].clients][:3]) if node in self._hellos else "nobody"
+        warnings.warn(f"node {node} ({names}) tells nothing of a round: {what}", stacklevel=caller_stacklevel())
+
+
+def answers(mail: Mail, nodes: Sequence[int], letter: JsonTable, seconds: float) -> dict[int, Frame]:
+    """Ask all nodes the same, and insist on an answer of each.
+
+    Args:
+        mail: reaches them.
+        nodes: their numbers.
+        letter: plain values.
+        seconds: for which to wait.
+
+    Returns:
+        Answers by node.
+
+    Raises:
+        DeployError: when one refuses, or does not answer.
+    """
+    came = dict[int, Frame]()
+    for node, data in mail.ask(dict.fromkeys(nodes, frames.encode(letter, {})), seconds):
+        try:
+            came[node] = frames.decode(data)
+        except DeployError as error:
+            raise DeployError(f"node {node}: {error}", cause="frame") from error
+        if "refused" in came[node].config:
+            raise DeployError(f"node {node} does not take part: {shown(came[node].config['refused'])}")
+    if silent := [node for node in nodes if node not in came]:
+        raise DeployError(f"{len(silent)} of {len(nodes)} nodes did not answer within {seconds:g} s: {silent[:5]}")
+    return came
+
+
+def rows_of(came: Mapping[int, Frame], hellos: Mapping[int, Hello], roster: Roster) -> list[ClientRow]:
+    """Read the lines of clients, each of which only the node that has it can tell, and once.
+
+    Args:
+        came: answers of `Nodes.finish`.
+        hellos: what nodes have said of themselves.
+        roster: of all clients.
+
+    Returns:
+        Lines of existing clients in the order of the roster, then those of new ones by name.
+
+    Warns:
+        UserWarning: of lines that are left out.
+    """
+    sizes = roster.sizes
+    found = dict[tuple[str, str], ClientRow]()
+    for node, frame in came.items():
+        own = {"existing": {*hellos[node].clients}, "new": {*hellos[node].new}}
+        said = frame.config.get("rows")
+        for line in said if isinstance(said, list) else []:
+            try:
+                row = _row(line, own, sizes)
+            except (*UNREADABLE, PacBayesFLError) as error:
+                what = f"node {node}: a line of clients.csv is left out: {shown(str(error))}"
+                warnings.warn(what, stacklevel=caller_stacklevel())
+                continue
+            found.setdefault((row.group, row.name), row)
+    known = {name: k for k, name in enumerate(roster.batch.names)}
+    return sorted(found.values(), key=lambda row: (row.group != "existing", known.get(row.name, 0), row.name))
+
+
+def _row(line: JsonMapping, own: Mapping[str, Collection[str]], sizes: Mapping[str, int]) -> ClientRow:
+    name, group, metrics = line["name"], line["group"], line["metrics"]
+    if name not in own[group]:
+        raise DataError("the node does not hold it", client=shown(name))
+    if len(metrics) > _MOST or not all(type(one) is str and 0 < len(one) <= _LONGEST for one in metrics):
+        raise DataError("its metrics are too many, or have no names", client=name)
+    numbers = {metric: float(value) for metric, value in metrics.items()}
+    rows = sizes[name] if group == "existing" else int(line["m"])
+    return ClientRow(client_id(name), name, group, rows, numbers)
+
+
+def _total(value: Sequence[float]) -> Total:
+    total, scored, unscored = value
+    if not math.isfinite(total) or min(int(scored), int(unscored)) < 0:
+        raise ValueError("no sum of scores")
+    return Total(float(total), int(scored), int(unscored))

@@ -1,0 +1,135 @@
+"""Which files and objects of one's own a run was trained with, and whether they are still the same.
+
+The run folder keeps a path and a hash, never a copy that would be executed: what is executed is the user's file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pacbayes_fl.errors import DataError, StudyError, shown
+from pacbayes_fl.files import JsonTable
+from pacbayes_fl.plugins.references import Loaded
+from pacbayes_fl.posteriors.hyper_posterior import HYPER_PRIORS
+from pacbayes_fl.posteriors.weights.families import FAMILIES
+from pacbayes_fl.privacy import kinds, subspace
+from pacbayes_fl.results.rounds import readable
+from pacbayes_fl.server.aggregations import AGGREGATIONS
+from pacbayes_fl.study.config import sources
+from pacbayes_fl.study.config.identity import Identity
+from pacbayes_fl.study.config.instances import NO_INSTANCES, Instances
+from pacbayes_fl.study.config.models import MODEL_KINDS, InstanceModel, NetworkModel
+from pacbayes_fl.study.config.plugins import METHODS, METRICS
+from pacbayes_fl.study.file import Study
+
+KEY: Final = "own_files"
+"""What environment.json, a saved round and a release call them."""
+
+
+def used(study: Study) -> JsonTable:
+    """Name the files that a study's own objects came from.
+
+    Args:
+        study: any.
+
+    Returns:
+        "file" and "sha256" by the name that the study gives the object, "class", "options" and "sha256" of an object
+        that a program gave; nothing for built-in objects.
+    """
+    result: JsonTable = {name: {"file": str(one.file), "sha256": one.sha256} for name, one in _loaded(study)}
+    for name, one in study.instances.identities.items():
+        result[name] = {"class": one.kind, "options": {**one.options}, "sha256": one.sha256}
+    return result
+
+
+def _loaded(study: Study) -> Iterator[tuple[str, Loaded]]:
+    asked = [(METRICS.origin, name) for name in study.report.metrics if name not in study.instances.metrics_by_name]
+    if study.instances.method is None:
+        asked.insert(0, (METHODS.origin, study.method.name))
+    if isinstance(study.model, NetworkModel) or (
+        hasattr(study.model, "kind") and not isinstance(study.model, InstanceModel)
+    ):
+        asked.append((MODEL_KINDS.origin, study.model.kind))
+    if study.data.source in sources.SOURCES:
+        asked.append((sources.SOURCES.origin, study.data.source))
+    if isinstance(partition := study.data.options.get("partition"), str) and partition in sources.OPEN_PARTITIONS:
+        asked.append((sources.OPEN_PARTITIONS.origin, partition))
+    asked.append((AGGREGATIONS.origin, study.federation.aggregate))
+    if study.privacy.epsilon is not None:
+        asked.append((kinds.MECHANISMS.origin, study.privacy.mechanism))
+        asked.append((subspace.DIRECTIONS.origin, study.privacy.directions))
+    if study.instances.method is None:
+        chosen = vars(study.method.options)
+        origins = {"family": FAMILIES.origin, "own_hyper_prior": HYPER_PRIORS.origin}
+        asked += [(origin, chosen[key]) for key, origin in origins.items() if isinstance(chosen.get(key), str)]
+    for origin, name in asked:
+        if (result := origin(name)) is not None:
+            yield name, result
+
+
+def check(known: Any, what: str, instances: Instances = NO_INSTANCES) -> None:
+    """Refuse to go on with files or objects that are not those that a run was trained with; no file is executed.
+
+    Args:
+        known: as `used` gave them when it was.
+        what: the run, as errors call it.
+        instances: objects that a program gives now.
+
+    Raises:
+        StudyError: naming the first that was changed or is gone.
+        DataError: when they cannot be read.
+    """
+    if not isinstance(known, Mapping):
+        raise DataError(f"{what}: {KEY} must be a table, got {shown(known)}", hint="restore it from a copy")
+    if strange := [name for name in instances.identities if name not in known]:
+        text = f"{what} was not trained with {', '.join(strange)}"
+        raise StudyError(text, hint="leave it out, or run the study anew in another folder")
+    for name, one in known.items():
+        if isinstance(one, Mapping) and "class" in one:
+            _check_instance(name, one, what, instances.identities.get(name))
+            continue
+        try:
+            file, before = Path(one["file"]), str(one["sha256"])
+        except (KeyError, TypeError) as error:
+            raise DataError(f"{what}: {KEY} of {name!r} cannot be read", hint="restore it from a copy") from error
+        if not file.is_file():
+            raise StudyError(f"{what} was trained with {name}, and there is no file {file}", hint="put it back there")
+        now = hashlib.sha256(file.read_bytes()).hexdigest()
+        if now != before:
+            text = f"{what} was trained with {name}, and {file} has changed: SHA-256 {before[:12]} then, {now[:12]} now"
+            raise StudyError(text, hint="restore the file, or run the study anew with another --out")
+
+
+def _check_instance(name: str, before: Mapping[str, Any], what: str, now: Identity | None) -> None:
+    """Refuse an object of a program's that is missing or another."""
+    kind = before.get("class")
+    if now is None:
+        text = f"{what} was trained with {name}, an instance of {kind} that a program has given"
+        raise StudyError(text, hint="give it again: pacbayes_fl.open_run or run, with method, model or metrics as then")
+    if before.get("sha256") == now.sha256:
+        return
+    then, today = dict(before.get("options") or {}), {**now.options}
+    differ = [f"{key} {shown(then.get(key))} then, {shown(today.get(key))} now" for key in {**then, **today}]
+    differ = [text for key, text in zip({**then, **today}, differ, strict=True) if then.get(key) != today.get(key)]
+    why = ", ".join(differ) or ("its source or what it holds differs" if kind == now.kind else f"now {now.kind}")
+    text = f"{what} was trained with another {name}: {why}"
+    raise StudyError(text, hint="give the same object, or run the study anew in another folder")
+
+
+def check_folder(folder: Path, instances: Instances = NO_INSTANCES) -> None:
+    """As `check`, by the records of the run's start.
+
+    Args:
+        folder: of the run; one without environment.json passes.
+        instances: as `check`.
+
+    Raises:
+        StudyError, DataError: as `check`.
+    """
+    if (folder / "environment.json").is_file():
+        with readable(folder / "environment.json") as path:
+            check(json.loads(path.read_text("utf-8")).get(KEY, {}), str(folder), instances)
