@@ -131,7 +131,8 @@ def _say_choices(labels: JsonMapping) -> None:
     for key, note in labels.items():
         if isinstance(note, Mapping) and {"chosen", "scores", "rule"} <= note.keys():
             known = [f"{value}: {score:.3f}" for value, score in note["scores"].items() if score is not None]
-            how = f" was chosen by held-out rows ({', '.join(known)})" if known else f", as usual: {note['rule']}"
+            scores = "; ".join(filter(None, (", ".join(known), note.get("unless"))))
+            how = f" was chosen by held-out rows ({scores})" if known else f", as usual: {note['rule']}"
             say(f"{key} = {note['chosen']}{how}")
             if "remark" in note:
                 say(f"{key}: {note['remark']}")

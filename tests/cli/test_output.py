@@ -231,10 +231,13 @@ def test_every_line_is_said() -> None:
 
 def test_a_choice_is_said_with_its_scores_and_with_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
     note = {"chosen": 25, "scores": {"5": -1.5, "25": -1.25, "50": None}, "rule": "by rows", "remark": "it overfits"}
-    output._say_choices({"federation.rounds": note, "rounds": "of test rows", "tau": note | {"scores": {}}})
+    near = {"chosen": 0.3, "scores": {"0.3": -1.5, "1.0": -1.49}, "rule": "by rows", "unless": "1 has to be better"}
+    labels = {"federation.rounds": note, "rounds": "of test rows", "tau": note | {"scores": {}}, "std": near}
+    output._say_choices(labels)
     assert capsys.readouterr().out.splitlines() == [
         "federation.rounds = 25 was chosen by held-out rows (5: -1.500, 25: -1.250)",
         "federation.rounds: it overfits",
         "tau = 25, as usual: by rows",
         "tau: it overfits",
+        "std = 0.3 was chosen by held-out rows (0.3: -1.500, 1.0: -1.490; 1 has to be better)",
     ]

@@ -38,8 +38,8 @@ _CLIENTS: Final = 256
 _MARGINS = MappingProxyType(
     {
         "mean": "",
-        "most": "; another than the first has to be better for more than half of the clients too",
-        "clearly": "; another than the first has to be better by two standard errors over clients",
+        "most": "another than the first has to be better for more than half of the clients too",
+        "clearly": "another than the first has to be better by two standard errors over clients",
     }
 )
 
@@ -221,10 +221,11 @@ def _along_paths(
         tell(f"{asked.key}={candidate}", scores[candidate])
     if not causes and not any(map(math.isfinite, scores.values())):
         return _unchosen(study, asked, usual, _why(*known.values()))
-    rule = _words_of_path(None if whole else rounds) + paths.whose + _MARGINS[asked.better]
+    margin = _MARGINS[asked.better]
+    rule = "; ".join(filter(None, (_words_of_path(None if whole else rounds) + paths.whose, margin)))
     chosen, note = _chosen(asked.key, scores, rule, causes)
-    if math.isfinite(scores[usual]) and not known[chosen].ahead_of(known[usual], asked.better):
-        chosen = note["chosen"] = usual
+    if chosen != usual and math.isfinite(scores[usual]) and not known[chosen].ahead_of(known[usual], asked.better):
+        chosen, note = usual, note | {"chosen": usual, "unless": margin}
     return with_value(study, asked, chosen), note
 
 

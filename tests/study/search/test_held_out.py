@@ -521,6 +521,7 @@ def test_a_wide_hyper_prior_and_lines_have_to_be_better_in_the_mean_and_a_noise_
     assert note["chosen"] == (other if better else usual)
     assert settled == tiny(f"{key}={settings.to_value(note['chosen'])}", "federation.rounds=50")
     assert ("by two standard errors" in note["rule"]) is clear
+    assert ("by two standard errors" in note.get("unless", "")) is (sum(gains) > 0 and not better)
 
 
 def test_a_wide_hyper_prior_is_judged_at_its_best_round_along_the_path_that_the_rounds_take(
