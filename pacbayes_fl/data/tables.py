@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from pacbayes_fl import tensors
-from pacbayes_fl.data import history, long_arrays, train_test, user_tables
+from pacbayes_fl.data import division, history, long_arrays, user_tables
 from pacbayes_fl.data.archives import Array, read_npz
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.cells import check_names
@@ -415,7 +415,7 @@ def _of_table(
         classes = stated_or_counted(where, {name: y for name, (_, y) in table.clients.items()}, layout.classes)
     if table.split is None and not 0 < test[0] < 1:
         raise DataError(f"test_share must be between 0 and 1, got {test[0]:g}", hint="or give a column 'split'")
-    held = train_test.divided(table, *test)
+    held = division.divided(table, *test)
     check_leaks(table, held, layout)
     table = encoded(table, {name: ~own for name, own in held.items()}, layout)
     check_client_features(table, layout)
@@ -436,8 +436,8 @@ def _of_table(
         trains = groups["existing"].train
         others = torch.cat([batch.y[batch.mask] for batch in parts if batch is not trains])
         check_learned(where, classes, trains.y[trains.mask], others)
-    how = train_test.cut_of(table, layout, order, *test)
-    provenance: dict[str, Any] = {**source, "cut": how, "test_rows": train_test.said(how)}
+    how = division.cut_of(table, layout, order, *test)
+    provenance: dict[str, Any] = {**source, "cut": how, "test_rows": division.said(how)}
     if table.left_out:
         provenance["left_out"] = {name: dict(own) for name, own in table.left_out.items()}
     features, target = tuple(Column(name) for name in table.features), Column(layout.target)

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from pacbayes_fl import settings
-from pacbayes_fl.data import class_labels, split, train_test, user_tables
+from pacbayes_fl.data import class_labels, division, split, user_tables
 from pacbayes_fl.data.layout import span
 from pacbayes_fl.data.tables import Dataset
 from pacbayes_fl.errors import DataError, StudyError, listed
@@ -96,7 +96,7 @@ def _short(study: Study) -> tuple[list[str], int]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what they say is said when the others are read
         rows = user_tables.read_rows(Path(part.source), part, task)
-    names = train_test.lacking(rows, part.test.share, None if part.test.last is None else span(part.test.last))
+    names = division.lacking(rows, part.test.share, None if part.test.last is None else span(part.test.last))
     if names and len(names) == len(rows.clients):
         what = f"no client in column {part.client!r} of {part.source} has rows to train on and others to test on"
         raise StudyError(what, hint=_of_nobody(part, rows))

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from pacbayes_fl.data import inspection, tables
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.division import Cut
 from pacbayes_fl.data.row_counts import one_row
-from pacbayes_fl.data.train_test import Cut
 from pacbayes_fl.data.user_tables import TABLES, Table
 from pacbayes_fl.errors import DataError, PrivacyError, StudyError, listed
 from pacbayes_fl.study.config.parts import DataPart

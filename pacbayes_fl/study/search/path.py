@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pacbayes_fl.data import split, tables
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.division import Cut
 from pacbayes_fl.data.layout import Layout
-from pacbayes_fl.data.train_test import Cut
 from pacbayes_fl.errors import ClientError, NumericalError
 from pacbayes_fl.federation import engine, federation_state, personalisation
 from pacbayes_fl.methods.base import AnyMethod

@@ -14,7 +14,7 @@ import torch
 
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.train_test import Cut
+from pacbayes_fl.data.division import Cut
 from pacbayes_fl.errors import DataError, PrivacyError, StudyError
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.deployment import roster

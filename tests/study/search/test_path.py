@@ -15,7 +15,7 @@ from scipy.stats import trim_mean
 
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.train_test import Cut
+from pacbayes_fl.data.division import Cut
 from pacbayes_fl.federation import engine, personalisation
 from pacbayes_fl.methods.recipe import Margin
 from pacbayes_fl.posteriors.residuals import held_out_errors, pooled

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from pacbayes_fl.data.division import Cut, cut_of, divided, lacking, said
 from pacbayes_fl.data.layout import Layout, span
-from pacbayes_fl.data.train_test import Cut, cut_of, divided, lacking, said
 from pacbayes_fl.data.user_tables import Table
 from pacbayes_fl.errors import DataError
 
