@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pacbayes_fl import cli, tensors
-from pacbayes_fl.cli.output import progress
+from pacbayes_fl.cli.progress import progress
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import ClientError, NumericalError
 from pacbayes_fl.federation import checkpoint, client_states, engine, federation_state, personalisation

@@ -74,6 +74,8 @@ def test_what_is_checked_is_what_init_writes(method: str, labels: bool, tmp_path
         "column 'note' is left out: it holds one word",
         "column 'on' is left out: it holds no value",
         "column 'spare' is left out: it holds no value",
+        "'when' orders rows and is no feature: "
+        'data.features = ["cloud", "roof", "dayofweek:cyclic"] learns its cycles',
     ]
     assert "not used" not in {one.topic for one in got.findings}
     assert roles(looked).endswith("features: cloud, roof; words: roof; rows that lack a value are left out")
