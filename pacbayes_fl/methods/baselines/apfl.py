@@ -13,6 +13,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.methods.base import RATE
 from pacbayes_fl.methods.baselines.averaging import AveragedWeights, Server, Update
+from pacbayes_fl.methods.newcomers import TrainsNewcomers
 from pacbayes_fl.methods.options import Paper
 from pacbayes_fl.methods.recipe import ROUNDS, SEARCH_NETWORK, MethodSummary, OneOf, Recipe
 from pacbayes_fl.noise import Noise
@@ -31,7 +32,7 @@ class Mixing(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class APFL(AveragedWeights[Mixing]):
+class APFL(TrainsNewcomers[Server, Mixing, WeightPosterior], AveragedWeights[Mixing]):
     """APFL (Algorithm 1): w descends f_k(w), and v at the same time f_k(u) of the mixture u = alpha v + (1 - alpha) w.
 
     v <- v - rate alpha grad f_k(u),  alpha <- alpha - share_rate <v - w, grad f_k(u)> on all rows after a round
@@ -80,18 +81,11 @@ class APFL(AveragedWeights[Mixing]):
         w, v = both.chunk(2, 1)
         return w, v, loss
 
-    def personalise(self, message: Server, state: Mixing, batch: ClientBatch, noise: Noise) -> WeightPosterior:
-        """Mix the global weights and the client's own; one that never took part trains its own now."""
-        fresh = self.is_new(state)
-        if not tensors.known_false(fresh):
-            w = tensors.expand(message.theta, batch.clients)
-            _, v, _ = self._trained(w, state._replace(theta=w), batch, noise, self.join_passes, hold=True)
-            state = state._replace(theta=tensors.where(fresh, v, state.theta))
-        return self.personalise_trained(message, state, batch, noise)
-
-    def is_new(self, state: Mixing) -> Tensor:
-        """Which clients have taken part in no round: bool [K]."""
-        return state.rounds == 0
+    def train_newcomers(self, message: Server, state: Mixing, batch: ClientBatch, noise: Noise) -> Mixing:
+        """Train own weights from the global ones, which stay."""
+        w = tensors.expand(message.theta, batch.clients)
+        _, v, _ = self._trained(w, state._replace(theta=w), batch, noise, self.join_passes, hold=True)
+        return state._replace(theta=v)
 
     def personalise_trained(self, message: Server, state: Mixing, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Mix the global weights and the client's own."""

@@ -15,6 +15,7 @@ from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import Descended, GaussianPrior, LocalDescent
 from pacbayes_fl.methods.baselines.point import PointEstimate, initial_weights
+from pacbayes_fl.methods.newcomers import TrainsNewcomers
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, LogUniform, MethodSummary, OneOf, Recipe
 from pacbayes_fl.noise import Noise
@@ -62,7 +63,7 @@ class Update(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class FedAMP(PointEstimate[Server, Server, Client, Update]):
+class FedAMP(TrainsNewcomers[Server, Client, WeightPosterior], PointEstimate[Server, Server, Client, Update]):
     """FedAMP (Algorithm 1): w_k <- argmin f_k(w) + lambda / (2 alpha) |w - u_k|^2 with u_k = sum_j xi_kj w_j.
 
     xi_kj = alpha exp(-|w_k - w_j|^2 / sigma) / sigma, xi_kk = 1 - sum_j xi_kj      (FedAMP, A(x) = 1 - exp(-x / sigma))
@@ -177,17 +178,9 @@ class FedAMP(PointEstimate[Server, Server, Client, Update]):
         what = "FedAMP has no private release: its clients send weights that other clients receive"
         raise PrivacyError(what, hint="train it without [privacy]")
 
-    def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
-        """Give the client's weights; one that never trained trains now, near the mean of all."""
-        fresh = self.is_new(state)
-        if not tensors.known_false(fresh):
-            fitted = self._near_mixture(message, state, batch, noise, self.join_passes).theta
-            state = state._replace(theta=tensors.where(fresh, fitted, state.theta))
-        return self.personalise_trained(message, state, batch, noise)
-
-    def is_new(self, state: Client) -> Tensor:
-        """Which clients have not taken part: bool [K]."""
-        return state.rounds == 0
+    def train_newcomers(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> Client:
+        """Train near the mean of all clients' weights."""
+        return state._replace(theta=self._near_mixture(message, state, batch, noise, self.join_passes).theta)
 
     def personalise_trained(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's weights."""

@@ -16,6 +16,7 @@ from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.methods.baselines.averaging import AveragedWeights, Server, Update
 from pacbayes_fl.methods.baselines.point import POINT_ESTIMATE, initial_weights
+from pacbayes_fl.methods.newcomers import TrainsNewcomers
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import ROUNDS, SEARCH_NETWORK, LogUniform, MethodSummary, OneOf, Recipe
 from pacbayes_fl.noise import Noise
@@ -33,7 +34,7 @@ class Proportions(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class FedEM(AveragedWeights[Proportions]):
+class FedEM(TrainsNewcomers[Server, Proportions, MixturePosterior], AveragedWeights[Proportions]):
     """FedEM (Algorithm 1): p_k(y | x) = sum_m pi_km p(y | x, theta_m), by a step of expectation-maximisation a round.
 
     q_i(m) ~ pi_km p(y_i | x_i, theta_m),  pi_km <- mean_i q_i(m),  theta_m descends -mean_i q_i(m) ln p(y_i | x_i, .)
@@ -87,19 +88,12 @@ class FedEM(AveragedWeights[Proportions]):
         theta, _, loss = map_estimate.descend(self.local, start, batch, noise, slope)
         return self.sent(theta, loss, batch), Proportions(self._maximised(start, state, batch), state.rounds + 1)
 
-    def personalise(self, message: Server, state: Proportions, batch: ClientBatch, noise: Noise) -> MixturePosterior:
-        """Mix the networks; a client that never took part finds its proportions now."""
-        theta, fresh = tensors.expand(message.theta, batch.clients), self.is_new(state)
-        if not tensors.known_false(fresh):
-            joined = state
-            for _ in range(self.join_steps):
-                joined = joined._replace(log_share=self._maximised(theta, joined, batch))
-            state = tensors.where(fresh, joined, state)
-        return self.personalise_trained(message, state, batch, noise)
-
-    def is_new(self, state: Proportions) -> Tensor:
-        """Which clients have taken part in no round: bool [K]."""
-        return state.rounds == 0
+    def train_newcomers(self, message: Server, state: Proportions, batch: ClientBatch, noise: Noise) -> Proportions:
+        """Find proportions of the networks as they are."""
+        theta = tensors.expand(message.theta, batch.clients)
+        for _ in range(self.join_steps):
+            state = state._replace(log_share=self._maximised(theta, state, batch))
+        return state
 
     def personalise_trained(
         self, message: Server, state: Proportions, batch: ClientBatch, noise: Noise

@@ -22,6 +22,7 @@ from pacbayes_fl.inference.parts import Personal
 from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import Method, RefinedPosterior
 from pacbayes_fl.methods.baselines.point import initial_weights, mean_loss
+from pacbayes_fl.methods.newcomers import TrainsNewcomers
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import (
     OWN_LAYER_ROUNDS,
@@ -122,7 +123,7 @@ def join(sent: Sent, weight: Tensor) -> Sent:
 
 @final
 @dataclass(frozen=True)
-class FedPop(Method[Server, Server, Client, Update]):
+class FedPop(TrainsNewcomers[Server, Client, WeightedSamples], Method[Server, Server, Client, Update]):
     """y ~ p(y | x, phi, z_k) with z_k ~ N(mu, tau^2): maximise the marginal likelihood by draws of z_k (Algorithm 1).
 
     Clients go on with chains that draw z_k from p(z | D_k, phi, mu, tau), and move phi along grad ln p(D_k | phi, z_k)
@@ -258,17 +259,9 @@ class FedPop(Method[Server, Server, Client, Update]):
         sent = Sent(phi, moments.from_deviations(mean.z, self._prior(message)))
         return Update(sent, private_steps.unit_weights(phi), unknown, unknown)
 
-    def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightedSamples:
-        """Draw from the client's chain under the last phi; that of a new client forgets its start first."""
-        fresh = self.is_new(state)
-        if not tensors.known_false(fresh):
-            joined = self._run(message, state.own, batch, noise.fork(), self.join_passes, hold=True)[0]
-            state = state._replace(own=tensors.where(fresh, joined, state.own))
-        return self.personalise_trained(message, state, batch, noise)
-
-    def is_new(self, state: Client) -> Tensor:
-        """Which clients have taken part in no round: bool [K]."""
-        return state.rounds == 0
+    def train_newcomers(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> Client:
+        """Let the chain of a new client forget its start, under the last phi."""
+        return state._replace(own=self._run(message, state.own, batch, noise.fork(), self.join_passes, hold=True)[0])
 
     def personalise_trained(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightedSamples:
         """Draw from the client's chain under the last phi, one point after another."""

@@ -16,6 +16,7 @@ from pacbayes_fl.inference.optim import Adam, adam_init
 from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.baselines.averaging import Server
 from pacbayes_fl.methods.baselines.point import BPFED_BASELINES, PointEstimate, initial_weights
+from pacbayes_fl.methods.newcomers import TrainsNewcomers
 from pacbayes_fl.methods.options import part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, MethodSummary, Recipe
 from pacbayes_fl.noise import Noise
@@ -49,7 +50,7 @@ class Update(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class LocalOnly(PointEstimate[Server, Server, Client, Update]):
+class LocalOnly(TrainsNewcomers[Server, Client, WeightPosterior], PointEstimate[Server, Server, Client, Update]):
     """Training without a federation, on the network and for as many steps as the federated methods.
 
     Args:
@@ -100,13 +101,10 @@ class LocalOnly(PointEstimate[Server, Server, Client, Update]):
         """Nothing to release: no weight leaves its client."""
         raise private_steps.no_release_error(type(self).__name__)
 
-    def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
-        """Give the client's weights; one that never trained trains now."""
-        fresh = self.is_new(state)
-        if not tensors.known_false(fresh):
-            fitted = map_estimate.fit(self.model, self.local, state.theta, batch, noise, self.join_passes).theta
-            state = state._replace(theta=tensors.where(fresh, fitted, state.theta))
-        return self.personalise_trained(message, state, batch, noise)
+    def train_newcomers(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> Client:
+        """Train from the common weights."""
+        theta = map_estimate.fit(self.model, self.local, state.theta, batch, noise, self.join_passes).theta
+        return state._replace(theta=theta)
 
     def is_new(self, state: Client) -> Tensor:
         """Which clients have not taken a step: bool [K]."""

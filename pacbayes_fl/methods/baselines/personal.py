@@ -12,6 +12,7 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.methods.baselines.averaging import AveragedWeights, Server, Update
+from pacbayes_fl.methods.newcomers import TrainsNewcomers
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
@@ -39,7 +40,7 @@ class Trained(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PersonalWeights(AveragedWeights[Kept]):
+class PersonalWeights(TrainsNewcomers[Server, Kept, WeightPosterior], AveragedWeights[Kept]):
     """A method whose clients keep weights of their own, and send weights that the server averages.
 
     Args:
@@ -68,17 +69,9 @@ class PersonalWeights(AveragedWeights[Kept]):
         sent, own, loss = self.train(tensors.expand(message.theta, batch.clients), state.theta, batch, noise)
         return self.sent(sent, loss, batch), Kept(own, state.rounds + 1)
 
-    def personalise(self, message: Server, state: Kept, batch: ClientBatch, noise: Noise) -> WeightPosterior:
-        """Give the client's own weights; one that never took part trains them now."""
-        fresh = self.is_new(state)
-        if not tensors.known_false(fresh):
-            joined = self.newcomer(tensors.expand(message.theta, batch.clients), batch, noise)
-            state = state._replace(theta=tensors.where(fresh, joined, state.theta))
-        return self.personalise_trained(message, state, batch, noise)
-
-    def is_new(self, state: Kept) -> Tensor:
-        """Which clients have taken part in no round: bool [K]."""
-        return state.rounds == 0
+    def train_newcomers(self, message: Server, state: Kept, batch: ClientBatch, noise: Noise) -> Kept:
+        """Train own weights from the global ones."""
+        return state._replace(theta=self.newcomer(tensors.expand(message.theta, batch.clients), batch, noise))
 
     def personalise_trained(self, message: Server, state: Kept, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's own weights."""

@@ -19,6 +19,7 @@ from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.baselines.averaging import AveragedWeights, Server, Update
 from pacbayes_fl.methods.baselines.point import BPFED_BASELINES, POINT_ESTIMATE
 from pacbayes_fl.methods.fine_tuning import FineTuned
+from pacbayes_fl.methods.newcomers import TrainsNewcomers
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import (
     OWN_LAYER_ROUNDS,
@@ -45,7 +46,11 @@ class Client(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class Split(FineTuned[Client | Nothing], AveragedWeights[Client | Nothing]):
+class Split(
+    FineTuned[Client | Nothing],
+    TrainsNewcomers[Server, Client | Nothing, WeightPosterior],
+    AveragedWeights[Client | Nothing],
+):
     """Clients send theta_S, the server averages it, and theta_O stays at home (FedPer, Algorithms 1 and 2).
 
     The server's step is taken in theta_S.
@@ -113,17 +118,11 @@ class Split(FineTuned[Client | Nothing], AveragedWeights[Client | Nothing]):
     def global_model(self, message: Server, state: Client | Nothing, batch: ClientBatch, noise: Noise) -> None:
         """None: nobody has trained the whole of the server's weights."""
 
-    def personalise(
-        self, message: Server, state: Client | Nothing, batch: ClientBatch, noise: Noise
-    ) -> WeightPosterior:
-        """Join the shared weights and the client's own; who never trained trains the own ones first."""
-        fresh = self.is_new(state)
-        if isinstance(state, Client) and fresh is not None and not tensors.known_false(fresh):
-            theta = self._joined(message, state, batch)
-            fitted = self._descend("own", theta, batch, noise.fork(), self.join_passes).theta
-            own = fitted[:, self._at("own", theta)]
-            state = state._replace(own=tensors.where(fresh, own, state.own))
-        return self.personalise_trained(message, state, batch, noise)
+    def train_newcomers(self, message: Server, state: Client | Nothing, batch: ClientBatch, noise: Noise) -> Client:
+        """Train own weights beside the shared ones, which stay."""
+        theta = self._joined(message, state, batch)
+        theta = self._descend("own", theta, batch, noise.fork(), self.join_passes).theta
+        return Client(theta[:, self._at("own", theta)], torch.zeros_like(batch.size, dtype=torch.int64))
 
     def is_new(self, state: Client | Nothing) -> Tensor | None:
         """Which clients have not taken part: bool [K]; None for stateless clients."""

@@ -18,12 +18,11 @@ from pacbayes_fl.methods.base import Client, Server, Update
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, LogUniform, MethodSummary, OneOf, Recipe
 from pacbayes_fl.methods.variational import pfedbayes
-from pacbayes_fl.methods.variational.base import Variational
+from pacbayes_fl.methods.variational.base import PersonalPosteriors, Variational
 from pacbayes_fl.methods.variational.pfedbayes import Fit, fit_of, mean_over_clients, start_clients, track_prior
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.weights.mean_field import MeanField, initial_mean_field, rho_of
-from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server.step import SERVER_STEP
 
 TUNED = Paper(..., "tuned by cross-validation, section 6")
@@ -85,7 +84,10 @@ class FixedPrior(Variational[Server, Client, Update], Generic[Server, Client, Up
 
 @final
 @dataclass(frozen=True)
-class VanillaBNN(FixedPrior[pfedbayes.Server, pfedbayes.Client, Took]):
+class VanillaBNN(
+    FixedPrior[pfedbayes.Server, pfedbayes.Client, Took],
+    PersonalPosteriors[pfedbayes.Server, pfedbayes.Client, Took],
+):
     """Bayesian networks without a federation; fields as in `FixedPrior` and `methods.variational.base.Variational`.
 
     A client that never trained makes the steps of `join_passes` rounds when it joins.
@@ -115,31 +117,11 @@ class VanillaBNN(FixedPrior[pfedbayes.Server, pfedbayes.Client, Took]):
         """Nothing to release: no weight leaves its client."""
         raise private_steps.no_release_error(type(self).__name__)
 
-    def personalise(
+    def train_newcomers(
         self, message: pfedbayes.Server, state: pfedbayes.Client, batch: ClientBatch, noise: Noise
-    ) -> WeightPosterior:
-        """Give the client's q; one that never trained trains now."""
-        fresh = self.is_new(state)
-        if not tensors.known_false(fresh):
-            trained, _ = self.train(state, batch, noise.fork(), self.join_passes)
-            state = tensors.where(fresh, trained, state)
-        return self.personalise_trained(message, state, batch, noise)
-
-    def absorb(
-        self, message: pfedbayes.Server, state: pfedbayes.Client, seen: ClientBatch, rows: ClientBatch, noise: Noise
     ) -> pfedbayes.Client:
-        """Fit q to the later rows, with the q before them as prior."""
-        return state._replace(q=self.filtered(message, state, seen, rows, noise))
-
-    def is_new(self, state: pfedbayes.Client) -> Tensor:
-        """Which clients have not taken a step: bool [K]."""
-        return pfedbayes.is_new(state)
-
-    def personalise_trained(
-        self, message: pfedbayes.Server, state: pfedbayes.Client, batch: ClientBatch, noise: Noise
-    ) -> WeightPosterior:
-        """Give the client's q."""
-        return self.posterior(state.q, batch, noise)
+        """Make the steps of `join_passes` rounds."""
+        return self.train(state, batch, noise.fork(), self.join_passes)[0]
 
     def reduce(self, update: Took) -> Took:
         """Sum the clients of a chunk."""

@@ -1,4 +1,4 @@
-"""Base of the variational methods: hyper-parameters, draws, and the fit of new clients."""
+"""Bases of the variational methods: hyper-parameters, draws, and the posteriors that clients keep."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from pacbayes_fl.inference.optim import Optimiser
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import Method, RefinedPosterior
+from pacbayes_fl.methods.newcomers import TrainsNewcomers
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import (
     HELD_OUT,
@@ -194,52 +195,6 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         """
         return WeightPosterior(self.model, q, self.draws, noise, batch, self.local.noise_std)
 
-    def fit_new_clients(
-        self, q: AnyTree, fresh: Tensor, w: AnyTree, batch: ClientBatch, noise: Noise, free: Tensor | None = None
-    ) -> AnyTree:
-        """Fit the posteriors of clients that never trained; those of the others stay.
-
-        Args:
-            q: leaves [K, D].
-            fresh: bool [K], True for a client that never trained.
-            w: initial value and prior of the fit, leaves [K, D].
-            batch: the clients' rows.
-            noise: a fork of their streams, so that other clients' draws do not change.
-            free: bool [D], True for weights that may move; all when None.
-
-        Returns:
-            Leaves [K, D].
-        """
-        if tensors.known_false(fresh):
-            return q
-        fitted = self.fit_against(self.refining, w, batch, noise, self.draw, free)
-        return tensors.where(fresh, fitted, q)
-
-    def filtered(
-        self, message: Any, state: Any, seen: ClientBatch, rows: ClientBatch, noise: Noise, free: Tensor | None = None
-    ) -> AnyTree:
-        """Fit q to later rows against the posterior before: q' = argmin E_q[-ln p(rows)] + max(zeta, 1) KL(q || p).
-
-        This is streaming variational Bayes (Broderick et al. 2013, eq. 4); exact posteriors of a conjugate model do not
-        depend on the order of batches. A zeta below 1 lets q leave the federation's distribution, and would let q'
-        leave its own rows.
-
-        Args:
-            message: of the server.
-            state: of K clients that have trained.
-            seen: rows that their q has learned from.
-            rows: the later ones.
-            noise: their streams.
-            free: bool [D], True for weights that may move; all with uncertainty when None.
-
-        Returns:
-            q', leaves [K, D].
-        """
-        known: Any = self.personalise_trained(message, state, seen, noise)  # a `WeightPosterior` of q
-        local = replace(self.local, zeta=max(self.local.weight, 1.0), data_scale="rows")
-        method = self if isinstance(self.local.zeta, str) else replace(self, local=local)
-        return method.refit(known.family, rows, noise.fork(), free)
-
     def refine(self, prior: WeightPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
         """Fit q on more rows from the distribution P that `personalise` gave and against it (eq. 30 with w = P).
 
@@ -333,6 +288,61 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
             better = value < least  # False also for what is no number
             least, result = torch.where(better, value, least), tensors.where(better, q, result)
         return result
+
+
+@dataclass(frozen=True)
+class PersonalPosteriors(
+    TrainsNewcomers[Server, Client, WeightPosterior],
+    Variational[Server, Client, Update],
+    Generic[Server, Client, Update],
+):
+    """A variational method whose clients keep q, and their optimisers' moments, from round to round."""
+
+    def is_new(self, state: Any) -> Tensor:
+        """Which clients have not taken a step: bool [K]."""
+        fresh: Tensor = state.adam_q.steps == 0
+        return fresh
+
+    @default
+    def train_newcomers(self, message: Any, state: Any, batch: ClientBatch, noise: Noise) -> Any:
+        """Fit q from the global distribution w and against it."""
+        w = tensors.expand(message.w, batch.clients)
+        return state._replace(q=self.fit_against(self.refining, w, batch, noise.fork(), self.draw, None))
+
+    @default
+    def personalise_trained(self, message: Server, state: Any, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """Give the client's q."""
+        return self.posterior(state.q, batch, noise)
+
+    @default
+    def absorb(self, message: Server, state: Any, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Any:
+        """Fit q to the later rows, with the q before them as prior."""
+        return state._replace(q=self.filtered(message, state, seen, rows, noise))
+
+    def filtered(
+        self, message: Any, state: Any, seen: ClientBatch, rows: ClientBatch, noise: Noise, free: Tensor | None = None
+    ) -> AnyTree:
+        """Fit q to later rows against the posterior before: q' = argmin E_q[-ln p(rows)] + max(zeta, 1) KL(q || p).
+
+        This is streaming variational Bayes (Broderick et al. 2013, eq. 4); exact posteriors of a conjugate model do not
+        depend on the order of batches. A zeta below 1 lets q leave the federation's distribution, and would let q'
+        leave its own rows.
+
+        Args:
+            message: of the server.
+            state: of K clients that have trained.
+            seen: rows that their q has learned from.
+            rows: the later ones.
+            noise: their streams.
+            free: bool [D], True for weights that may move; all with uncertainty when None.
+
+        Returns:
+            q', leaves [K, D].
+        """
+        known: Any = self.personalise_trained(message, state, seen, noise)
+        local = replace(self.local, zeta=max(self.local.weight, 1.0), data_scale="rows")
+        method = self if isinstance(self.local.zeta, str) else replace(self, local=local)
+        return method.refit(known.family, rows, noise.fork(), free)
 
 
 def moments_of(q: MeanField) -> Moments:

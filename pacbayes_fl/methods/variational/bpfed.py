@@ -24,7 +24,7 @@ from pacbayes_fl.methods.variational.base import (
     PUBLIC_CODE,
     SEARCH,
     TRIALS,
-    Variational,
+    PersonalPosteriors,
     moments_of,
     towards,
     zeta_among,
@@ -76,7 +76,7 @@ class Client(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class BPFed(Variational[Server, Client, Update]):
+class BPFed(PersonalPosteriors[Server, Client, Update]):
     """BPFed (Algorithm 1, eqs. 7-11); fields as in `methods.variational.base.Variational`, and some more.
 
     The steps on the prior are those of eq. 11.
@@ -176,21 +176,17 @@ class BPFed(Variational[Server, Client, Update]):
         """Apply the released mean step [1, R]."""
         return update_from_release(apply_delta_to(mean, self._sent(message)))
 
-    def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
-        """Join the shared and the client's personal part; a new client fits its personal part first (VI.C)."""
+    def train_newcomers(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> Client:
+        """Fit the personal part alone (VI.C)."""
         q = self._joined(message.w, state.personal)
         own = torch.arange(self.model.dim, device=q.loc.device) >= self.shared
-        q = self.fit_new_clients(q, self.is_new(state), q, batch, noise.fork(), own)
-        return self.posterior(q, batch, noise)
+        fitted = self.fit_against(self.refining, q, batch, noise.fork(), self.draw, own)
+        return state._replace(personal=self._personal(fitted))
 
     def absorb(self, message: Server, state: Client, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Client:
         """Fit the personal part to the later rows, with itself before them as prior; the shared part is everybody's."""
         own = torch.arange(self.model.dim, device=state.personal.loc.device) >= self.shared
         return state._replace(personal=self._personal(self.filtered(message, state, seen, rows, noise, own)))
-
-    def is_new(self, state: Client) -> Tensor:
-        """Which clients have not taken a step: bool [K]."""
-        return state.adam_q.steps == 0
 
     def personalise_trained(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Join the global shared part and the client's own."""

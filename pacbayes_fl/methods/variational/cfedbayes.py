@@ -22,7 +22,7 @@ from pacbayes_fl.methods.variational.base import (
     OWN_ROWS,
     SEARCH,
     ZETAS,
-    Variational,
+    PersonalPosteriors,
     moments_of,
     towards,
     zeta_among,
@@ -32,7 +32,6 @@ from pacbayes_fl.methods.variational.pfedbayes import (
     apply_delta_to,
     deltas_of,
     fit_of,
-    is_new,
     mean_over_clients,
     start_clients,
     track_prior,
@@ -86,7 +85,7 @@ class Update(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class CFedBayes(Variational[Server, Client, Update]):
+class CFedBayes(PersonalPosteriors[Server, Client, Update]):
     """cFedBayes (Algorithm 3, eqs. 44-45 and 54-57); fields as in `variational.base.Variational`, and more.
 
     Args:
@@ -153,8 +152,7 @@ class CFedBayes(Variational[Server, Client, Update]):
         """Choose a cluster, then fit q and let the cluster's w follow (Algorithm 3, ClientUpdate)."""
         cluster = self.assign(message, batch, noise)
         start = tensors.select(message.w, cluster)
-        before = pfedbayes.Client(*state[:3])
-        before = before._replace(q=tensors.where(is_new(before), start, before.q))
+        before = pfedbayes.Client(tensors.where(self.is_new(state), start, state.q), state.adam_q, state.adam_w)
         new, w, log_likelihood = track_prior(
             self.model, self.local, self.tracking, before, start, batch, noise, self.draw
         )
@@ -225,25 +223,11 @@ class CFedBayes(Variational[Server, Client, Update]):
         w, cluster = apply_delta_to(joined.step, message.w), torch.arange(self.clusters, device=update.cluster.device)
         return Update(w, cluster, joined.trusted, joined.members, **joined.statistics)
 
-    def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
-        """Give the client's q; one that never trained chooses a cluster and fits q against it first."""
-        fresh, forked = is_new(pfedbayes.Client(*state[:3])), noise.fork()
-        if tensors.known_false(fresh):
-            return self.personalise_trained(message, state, batch, noise)
+    def train_newcomers(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> Client:
+        """Choose a cluster, and fit q against it."""
+        forked = noise.fork()
         w = tensors.select(message.w, self.assign(message, batch, forked))
-        return self.posterior(self.fit_new_clients(state.q, fresh, w, batch, forked), batch, noise)
-
-    def absorb(self, message: Server, state: Client, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Client:
-        """Fit q to the later rows, with the q before them as prior."""
-        return state._replace(q=self.filtered(message, state, seen, rows, noise))
-
-    def is_new(self, state: Client) -> Tensor:
-        """Which clients have not taken a step: bool [K]."""
-        return is_new(pfedbayes.Client(*state[:3]))
-
-    def personalise_trained(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
-        """Give the client's q."""
-        return self.posterior(state.q, batch, noise)
+        return state._replace(q=self.fit_against(self.refining, w, batch, forked, self.draw, None))
 
     def global_model(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """The global distribution of the client's cluster."""

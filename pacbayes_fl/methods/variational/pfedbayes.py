@@ -27,8 +27,8 @@ from pacbayes_fl.methods.variational.base import (
     TRIALS,
     ZETAS,
     Aggregation,
+    PersonalPosteriors,
     PriorTracking,
-    Variational,
     moments_of,
     towards,
     zeta_among,
@@ -189,11 +189,6 @@ def start_clients(w: AnyTree, clients: int, aggregation: Aggregation) -> Client:
     return Client(q, adam_init(q, clients), adam_init(followed, clients))
 
 
-def is_new(state: Client) -> Tensor:
-    """Which clients have not taken a step: bool [K]."""
-    return state.adam_q.steps == 0
-
-
 def mean_over_clients(fit: Fit, clients: Tensor) -> dict[str, Tensor]:
     """Average the numbers of a round over clients, for its record.
 
@@ -252,7 +247,7 @@ def update_from_release(w: AnyTree) -> Update:
 
 
 @dataclass(frozen=True)
-class PFedBayes(Variational[Server, Client, Update]):
+class PFedBayes(PersonalPosteriors[Server, Client, Update]):
     """pFedBayes (Algorithm 1, eqs. 5-9 and 29-31); fields as in `methods.variational.base.Variational`, and some more.
 
     The server averages unconstrained parameters, coordinate by coordinate: mu and rho of the paper's mean field; of a
@@ -334,24 +329,6 @@ class PFedBayes(Variational[Server, Client, Update]):
     def from_release(self, message: Server, mean: AnyTree, clients: float) -> Update:
         """Apply the released mean step [1, D]."""
         return update_from_release(apply_delta_to(mean, message.w))
-
-    def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
-        """Give the client's q; one that never trained fits it against w first."""
-        w = tensors.expand(message.w, batch.clients)
-        q = self.fit_new_clients(state.q, is_new(state), w, batch, noise.fork())
-        return self.posterior(q, batch, noise)
-
-    def absorb(self, message: Server, state: Client, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Client:
-        """Fit q to the later rows, with the q before them as prior."""
-        return state._replace(q=self.filtered(message, state, seen, rows, noise))
-
-    def is_new(self, state: Client) -> Tensor:
-        """Which clients have not taken a step: bool [K]."""
-        return is_new(state)
-
-    def personalise_trained(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
-        """Give the client's q."""
-        return self.posterior(state.q, batch, noise)
 
     def global_model(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """The global distribution w itself, for every client."""

@@ -22,7 +22,7 @@ from pacbayes_fl.methods.variational.base import (
     SEARCH,
     TRIALS,
     ZETAS,
-    Variational,
+    PersonalPosteriors,
     moments_of,
     towards,
     zeta_among,
@@ -33,7 +33,6 @@ from pacbayes_fl.methods.variational.pfedbayes import (
     apply_delta_to,
     deltas_of,
     fit_of,
-    is_new,
     mean_over_clients,
     start_clients,
     track_prior,
@@ -107,7 +106,7 @@ def sparse_bytes(sent: Tensor, dim: int, width: int) -> tuple[Tensor, Tensor]:
 
 @final
 @dataclass(frozen=True)
-class SFedBayes(Variational[Server, Client, Update]):
+class SFedBayes(PersonalPosteriors[Server, Client, Update]):
     """sFedBayes (Algorithm 2, eqs. 32-34 and 40-43); fields as in `variational.base.Variational`, and more.
 
     Args:
@@ -214,20 +213,6 @@ class SFedBayes(Variational[Server, Client, Update]):
         return Update(
             w, private_steps.unit_weights(inclusion), unknown, Fit(unknown, unknown, unknown), unknown, unknown
         )
-
-    def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
-        """The client's q without weights under the threshold; a new client fits q against w first."""
-        w = tensors.expand(message.w, batch.clients)
-        q = self.fit_new_clients(state.q, is_new(state), w, batch, noise.fork())
-        return self.posterior(q.pruned(self.threshold), batch, noise)
-
-    def absorb(self, message: Server, state: Client, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Client:
-        """Fit q to the later rows, with the q before them as prior."""
-        return state._replace(q=self.filtered(message, state, seen, rows, noise))
-
-    def is_new(self, state: Client) -> Tensor:
-        """Which clients have not taken a step: bool [K]."""
-        return is_new(state)
 
     def personalise_trained(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """The client's q without weights under the threshold."""

@@ -16,8 +16,8 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods import METHODS
-from pacbayes_fl.methods.variational.base import ZETAS, PriorTracking, Variational, towards
-from pacbayes_fl.methods.variational.pfedbayes import PFedBayes
+from pacbayes_fl.methods.variational.base import ZETAS, PersonalPosteriors, PriorTracking, towards
+from pacbayes_fl.methods.variational.pfedbayes import PFedBayes, Server, start_clients
 from pacbayes_fl.models.likelihoods import Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Noise
@@ -50,21 +50,24 @@ def test_a_rate_or_beta_of_zero_is_refused() -> None:
 
 def test_only_newcomers_are_fitted() -> None:
     method = PFedBayes(MODEL, LocalInference(steps=2, minibatch=3), join_passes=2)
-    assert isinstance(method, Variational)
+    assert isinstance(method, PersonalPosteriors)
     generator = torch.Generator().manual_seed(3)
     rows = [(torch.randn(5, 2, generator=generator).double(), torch.randn(5, generator=generator).double())] * 3
     batch = ClientBatch.pad(rows)
     q = MeanField(torch.randn(3, MODEL.dim, generator=generator).double(), torch.full((3, MODEL.dim), -2.0).double())
     w = MeanField(torch.zeros_like(q.loc), q.rho)
     fresh = torch.tensor([False, True, False])
-    noise = Noise(1, 0, batch.ids)
-    got = method.fit_new_clients(q, fresh, w, batch, noise)
+    noise, server = Noise(1, 0, batch.ids), Server(MeanField(w.loc[0], w.rho[0]))
+    start = start_clients(q, 3, "tracked")
+    state = start._replace(adam_q=start.adam_q._replace(steps=(~fresh).long()))
+    got: Any = method.personalise(server, state, batch, noise).family
     assert torch.equal(got.loc[~fresh], q.loc[~fresh]) and torch.equal(got.rho[~fresh], q.rho[~fresh])
     moved = got.loc[1] - w.loc[1]
     assert (moved != 0).all() and (moved.abs() < 0.01).all()  # four Adam steps of 1e-3 from w, not from q
-    assert method.fit_new_clients(q, torch.zeros(3, dtype=torch.bool), w, batch, noise) is q
+    trained = state._replace(adam_q=state.adam_q._replace(steps=torch.ones(3)))
+    assert method.personalise(server, trained, batch, noise).family is state.q
     free = torch.arange(MODEL.dim) >= 9
-    bound = method.fit_new_clients(q, torch.ones(3, dtype=torch.bool), w, batch, noise, free)
+    bound = method.fit_against(method.refining, w, batch, noise, method.draw, free)
     assert torch.equal(bound.loc[:, :9], w.loc[:, :9]) and (bound.loc[:, 9:] != w.loc[:, 9:]).all()
 
 

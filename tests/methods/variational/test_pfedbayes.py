@@ -20,7 +20,7 @@ from pacbayes_fl.federation import engine, federation_state
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference.svi import LocalInference
-from pacbayes_fl.methods.variational.pfedbayes import Client, PFedBayes, PriorTracking, Server, is_new
+from pacbayes_fl.methods.variational.pfedbayes import Client, PFedBayes, PriorTracking, Server
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.models.likelihoods import Categorical
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
@@ -183,7 +183,7 @@ def test_the_start_is_the_same_for_the_server_and_all_clients() -> None:
     assert (start.server.w.rho == -3.0).all() and 0.2 < start.server.w.loc.std() < 0.4
     for leaf, shared in zip(start.clients.q, start.server.w, strict=True):
         assert torch.equal(leaf, shared.expand(K, D))
-    assert is_new(start.clients).all()
+    assert algorithm.is_new(start.clients).all()
     other = federation_state.start(algorithm, batch, FederationPlan(seed=3))
     assert not torch.equal(other.server.w.loc, start.server.w.loc)
 
