@@ -322,7 +322,7 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         return 1
 
 
-def no_average(method: AnyMethod, why: str) -> StudyError:
+def no_average(method: object, why: str) -> StudyError:
     """Say that the mean of the server's states of several rounds is no state of a method.
 
     Args:

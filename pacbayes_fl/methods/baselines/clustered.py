@@ -11,13 +11,13 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import PrivacyError, StudyError
+from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.methods import private_steps
-from pacbayes_fl.methods.base import in_range, no_average
 from pacbayes_fl.methods.baselines.averaging import Server
 from pacbayes_fl.methods.baselines.point import BPFED_BASELINES, PointEstimate, initial_weights, mean_loss
+from pacbayes_fl.methods.clustering import Clustering, memberships
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, MethodSummary, OneOf, Recipe
 from pacbayes_fl.noise import Noise
@@ -65,7 +65,7 @@ class Update(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class Clustered(PointEstimate[Centres, Centres, Client, Update]):
+class Clustered(Clustering, PointEstimate[Centres, Centres, Client, Update]):
     """Clients train the network of their cluster, and the server averages every cluster's members.
 
     IFCA (Algorithm 1): j_k = argmin_j F_k(theta_j), the loss of the client's training rows.
@@ -148,16 +148,9 @@ class Clustered(PointEstimate[Centres, Centres, Client, Update]):
         """As `weighting` says, of rows [K]: [K]."""
         return average.client_weight(rows, self.weighting)
 
-    def possible(self, update: Update) -> Tensor:
-        """Whether there is such a cluster too: bool [K]."""
-        return in_range(update) & (update.cluster >= 0) & (update.cluster < self.clusters)
-
     def server(self, server: Centres, update: Update, n_clients: int) -> Centres:
         """Average every cluster's members, and step there; an empty one stays."""
-        cluster = update.cluster
-        if self.start == "uploads":  # in the first round, where all clients started alike: what they sent differs
-            grouped = clusters.k_means(update.theta, update.weight, self.clusters)
-            cluster = torch.where(server.rounds == 0, grouped, cluster)
+        cluster = self.founded(server.rounds, update.cluster, update.theta, update.weight)
         mean, weight = clusters.mean(update.theta, cluster, update.weight, server.theta)
         if self.averaging == "all":
             share = (weight / weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)).to(server.theta).unsqueeze(1)
@@ -173,9 +166,7 @@ class Clustered(PointEstimate[Centres, Centres, Client, Update]):
 
     def check_private(self) -> None:
         """Refuse a start from k-means over single clients' uploads, and weights by rows."""
-        if self.start == "uploads":
-            what = "start = 'uploads' groups what single clients send, which a private round withholds"
-            raise PrivacyError(what, hint="method.start = 'random'")
+        self.check_withheld()
         private_steps.alike(self.weighting)
 
     def from_release(self, message: Centres, mean: Server, clients: float) -> Update:
@@ -187,15 +178,8 @@ class Clustered(PointEstimate[Centres, Centres, Client, Update]):
         weight, unknown = (make(theta, self.clusters) for make in (private_steps.unit_weights, private_steps.unknown))
         return Update(theta, torch.arange(self.clusters, device=theta.device), weight, unknown, unknown, unknown)
 
-    def check_average(self) -> None:
-        """Refuse: clients may leave a cluster and others come, so that it is another one rounds later."""
-        raise no_average(self, "a cluster is of other clients rounds later")
-
-    def check_rule(self, rule: AggregationRule) -> None:
-        """Refuse a start from k-means over single clients' uploads, and sums in place of means."""
-        if self.start == "uploads":
-            what = f"start = 'uploads' lets one client found a cluster, whatever aggregate = {rule.name!r} does"
-            raise StudyError(what, hint="method.start = 'random'")
+    def check_members(self, rule: AggregationRule) -> None:
+        """Refuse sums in place of means."""
         if self.averaging == "all":
             what = f"averaging = 'all' sums the steps of members, and aggregate = {rule.name!r} joins them to one"
             raise StudyError(what, hint="method.averaging = 'members'")
@@ -217,32 +201,13 @@ class Clustered(PointEstimate[Centres, Centres, Client, Update]):
         """The weights of the client's cluster."""
         return self.personalise(message, state, batch, noise)
 
-    def describe(self, state: Client) -> Mapping[str, Tensor]:
-        """Every client's last cluster; -1 for one that never trained."""
-        return {"cluster": state.cluster.double()}
-
     def report(self, server: Centres, update: Update) -> Mapping[str, Tensor]:
         """Mean training loss, how many clients changed their cluster, and how many clusters have members."""
-        return report(update, self.clusters)
+        return mean_loss(update) | memberships(update.cluster, update.clients, update.moved, self.clusters)
 
     def _kept(self, theta: Tensor) -> Tensor:
         """What a client keeps of its weights [K, D]: all of them, or nothing [K, 0]."""
         return theta if self.assignment == "weights" else theta[:, :0]
-
-
-def report(update: Update, count: int) -> dict[str, Tensor]:
-    """Sum up a round of clusters.
-
-    Args:
-        update: of clients, or of whole clusters.
-        count: number of clusters.
-
-    Returns:
-        Mean training loss, how many clients changed their cluster, and how many clusters have members.
-    """
-    sizes = clusters.sums(update.clients, update.cluster, torch.ones_like(update.clients), count)[0]
-    occupied = torch.where(sizes.isfinite(), (sizes > 0).to(sizes), torch.nan)  # a private round withholds them
-    return {**mean_loss(update), "moved": update.moved.sum(), "occupied": occupied.sum()}
 
 
 RECIPE = Recipe(

@@ -14,9 +14,9 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PrivacyError
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.methods.base import in_range
-from pacbayes_fl.methods.baselines import clustered
 from pacbayes_fl.methods.baselines.clustered import Update
-from pacbayes_fl.methods.baselines.point import PointEstimate, initial_weights
+from pacbayes_fl.methods.baselines.point import PointEstimate, initial_weights, mean_loss
+from pacbayes_fl.methods.clustering import memberships
 from pacbayes_fl.methods.options import Paper
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, LogUniform, MethodSummary, Recipe
 from pacbayes_fl.noise import Noise
@@ -188,7 +188,7 @@ class FedCFL(PointEstimate[Server, Server, Client, Update]):
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Mean training loss, how many clients changed their cluster, and how many clusters have members."""
-        return clustered.report(update, self.max_clusters)
+        return mean_loss(update) | memberships(update.cluster, update.clients, update.moved, self.max_clusters)
 
     def _pulled_apart(self, server: Server, update: Update, lengths: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
         """Say whether a cluster is to be split and there is room for it [], and the first such cluster []."""

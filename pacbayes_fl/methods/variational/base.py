@@ -339,7 +339,7 @@ class PersonalPosteriors(
         Returns:
             q', leaves [K, D].
         """
-        known: Any = self.personalise_trained(message, state, seen, noise)
+        known = self.personalise_trained(message, state, seen, noise)
         local = replace(self.local, zeta=max(self.local.weight, 1.0), data_scale="rows")
         method = self if isinstance(self.local.zeta, str) else replace(self, local=local)
         return method.refit(known.family, rows, noise.fork(), free)

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.inference.optim import Adam
-from pacbayes_fl.methods.base import in_range, no_average
+from pacbayes_fl.methods.clustering import Clustering, memberships
 from pacbayes_fl.methods.recipe import ROUNDS, SEARCH_NETWORK, HeldOutChoice, MethodSummary, OneOf, Recipe, Trials
 from pacbayes_fl.methods.variational import pfedbayes
 from pacbayes_fl.methods.variational.base import (
@@ -41,7 +40,7 @@ from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.weights.mean_field import MeanField, initial_mean_field
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average, clusters
-from pacbayes_fl.server.aggregations import AggregationRule, Rule
+from pacbayes_fl.server.aggregations import Rule
 from pacbayes_fl.server.step import Memoryless, State
 from pacbayes_fl.tensors import AnyTree
 
@@ -85,7 +84,7 @@ class Update(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class CFedBayes(PersonalPosteriors[Server, Client, Update]):
+class CFedBayes(Clustering, PersonalPosteriors[Server, Client, Update]):
     """cFedBayes (Algorithm 3, eqs. 44-45 and 54-57); fields as in `variational.base.Variational`, and more.
 
     Args:
@@ -163,17 +162,9 @@ class CFedBayes(PersonalPosteriors[Server, Client, Update]):
         update = Update(sent, cluster, weight, torch.ones_like(weight), fit, moved)
         return update, Client(*new, cluster)
 
-    def possible(self, update: Update) -> Tensor:
-        """Whether there is such a cluster too: bool [K]."""
-        there = (update.cluster >= 0) & (update.cluster < self.clusters)
-        return in_range(update) & there
-
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """Average or match every cluster's members, extrapolate, and step; an empty one stays (Algorithm 3)."""
-        cluster = update.cluster
-        if self.start == "uploads":  # in the first round, where all clients started alike: what they sent differs
-            grouped = clusters.k_means(update.w[0], update.weight, self.clusters)
-            cluster = torch.where(server.rounds == 0, grouped, cluster)
+        cluster = self.founded(server.rounds, update.cluster, update.w[0], update.weight)
         if self.sends_moments:
             fitted, weight = clusters.matched(update.w, cluster, update.weight, moments_of(server.w))
             mean = towards(server.w, fitted, self.beta, self.model.stochastic_columns())
@@ -189,12 +180,6 @@ class CFedBayes(PersonalPosteriors[Server, Client, Update]):
         member = torch.nn.functional.one_hot(update.cluster, self.clusters).unsqueeze(-1)
         return tensors.tree_map(lambda leaf: member.to(leaf) * leaf.unsqueeze(1), moved)
 
-    def check_withheld(self) -> None:
-        """Refuse a start from k-means over single clients' uploads."""
-        if self.start == "uploads":
-            what = "start = 'uploads' groups what single clients send, which a private round withholds"
-            raise PrivacyError(what, hint="method.start = 'random'")
-
     def from_release(self, message: Server, mean: AnyTree, clients: float) -> Update:
         """Move every cluster by J times its slot's mean [1, J, D], in E and E^2 where moments are sent.
 
@@ -205,16 +190,6 @@ class CFedBayes(PersonalPosteriors[Server, Client, Update]):
         sent = pfedbayes.update_from_release(w)
         cluster = torch.arange(self.clusters, device=sent.weight.device)
         return Update(w, cluster, sent.weight, sent.clients, sent.fit, sent.clients)
-
-    def check_average(self) -> None:
-        """Refuse: clients may leave a cluster and others come, so that it is another one rounds later."""
-        raise no_average(self, "a cluster is of other clients rounds later")
-
-    def check_rule(self, rule: AggregationRule) -> None:
-        """Refuse a start from k-means over single clients' uploads."""
-        if self.start == "uploads":
-            what = f"start = 'uploads' lets one client found a cluster, whatever aggregate = {rule.name!r} does"
-            raise StudyError(what, hint="method.start = 'random'")
 
     def aggregated(self, message: Server, update: Update, rule: Rule) -> Update:
         """Join every cluster's members; one with fewer than the rule needs stays as it is, as an empty one does."""
@@ -234,16 +209,10 @@ class CFedBayes(PersonalPosteriors[Server, Client, Update]):
         w = tensors.select(message.w, self.assign(message, batch, noise))
         return self.posterior(w, batch, noise)
 
-    def describe(self, state: Client) -> Mapping[str, Tensor]:
-        """Every client's last cluster; -1 for one that never trained."""
-        return {"cluster": state.cluster.double()}
-
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Fit of the clients, how many changed their cluster, and how many clusters have members."""
         means = mean_over_clients(update.fit, update.clients)
-        sizes = clusters.sums(update.clients, update.cluster, torch.ones_like(update.clients), self.clusters)[0]
-        occupied = torch.where(sizes.isfinite(), (sizes > 0).to(sizes), torch.nan)  # a private round withholds them
-        return means | {"moved": update.moved.sum(), "occupied": occupied.sum()}
+        return means | memberships(update.cluster, update.clients, update.moved, self.clusters)
 
 
 @dataclass(frozen=True)
