@@ -1,5 +1,5 @@
 # make demo    set up .venv, train the polynomial study, print its table and the run folder
-# make test    set up .venv with the development tools and run the tests: all but slow ones, and an eighth of the
+# make test    set up .venv with the development tools and run the tests: all but slow ones, and a tenth of the
 #              forms of every law; ARGS='-k resume' passes options on
 # make test-all
 #              the same with slow tests and every form of every law; with ARGS='tests/laws' those of a folder
