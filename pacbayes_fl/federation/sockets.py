@@ -103,6 +103,7 @@ class Listener:
         try:
             self._socket.bind(str(begun))
         except OSError as error:
+            self._socket.close()
             raise DeployError(f"cannot listen at {path}: {error}", hint="a folder with a shorter path") from error
         begun.chmod(0o600)
         self._socket.listen()
@@ -155,14 +156,16 @@ def connect(path: Path) -> Line:
     Raises:
         DeployError: when nobody listens there.
     """
-    try:
-        token = _token_file(path).read_bytes()
-        caller = socket.socket(socket.AF_UNIX)
-        caller.connect(str(path))
-    except OSError as error:
-        raise DeployError(f"nobody listens at {path}: {error.strerror or error}", cause="absent") from error
-    line = Line(caller)
-    line.send(token)
+    with contextlib.ExitStack() as undo:
+        caller = undo.enter_context(socket.socket(socket.AF_UNIX))
+        try:
+            token = _token_file(path).read_bytes()
+            caller.connect(str(path))
+        except OSError as error:
+            raise DeployError(f"nobody listens at {path}: {error.strerror or error}", cause="absent") from error
+        line = Line(caller)
+        line.send(token)
+        undo.pop_all()
     return line
 
 

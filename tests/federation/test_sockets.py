@@ -34,8 +34,7 @@ def test_messages_of_any_length_go_both_ways(tmp_path: Path) -> None:
 
 
 def test_who_has_no_token_is_not_heard(tmp_path: Path) -> None:
-    with Listener(tmp_path / "s") as listener:
-        caller = socket.socket(socket.AF_UNIX)
+    with Listener(tmp_path / "s") as listener, socket.socket(socket.AF_UNIX) as caller:
         caller.connect(str(tmp_path / "s"))
         Line(caller).send(b"0" * 32)
         assert listener.accept(5.0) is None
