@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 
 from pacbayes_fl.cli.arguments import AddCommand, assignments, json_option, methods_option, names_in, study_options
 from pacbayes_fl.cli.output import print_comparison, say
-from pacbayes_fl.cli.progress import progress
+from pacbayes_fl.cli.progress import runs_progress
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.results.rounds import RoundRecord
 
 if TYPE_CHECKING:
     from pacbayes_fl.results.records import Result
-    from pacbayes_fl.study.file import Study
 
 
 def arguments(command: AddCommand) -> None:
@@ -66,13 +64,7 @@ def act(options: argparse.Namespace) -> None:
         raise StudyError("--resume needs the folder of the comparison", hint="give --out DIR")
     again = "go on with --resume, finished runs are read"
     options.stopped = again if options.out else "nothing was kept, for want of --out"
-    runs = len(studies) * options.seeds
-    with progress("runs", runs, options.quiet) as on_round:
-        done = iter(range(1, runs + 1))
-
-        def on_run(study: Study) -> None:
-            on_round(RoundRecord(next(done) - 1, 0))
-
+    with runs_progress(len(studies) * options.seeds, options.quiet) as on_run:
         finished: list[Result] = []
         try:
             compare(studies, options.seeds, options.out, on_run, key, options.resume, finished.append)
@@ -80,7 +72,6 @@ def act(options: argparse.Namespace) -> None:
             if finished:
                 _show(finished, options)
             raise
-        on_round(RoundRecord(runs, 0))
     _show(finished, options)
 
 

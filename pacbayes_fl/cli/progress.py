@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
+from time import monotonic
+from typing import TYPE_CHECKING, Final
 
 from pacbayes_fl.cli.output import say
 from pacbayes_fl.results.metrics import headlines
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from pacbayes_fl.study.file import Study
 
 OnRound = Callable[[RoundRecord], None]
+
+_SILENCE: Final = 30.0  # seconds of a run among several, after which a line says how far it is
 
 
 def run_progress(study: Study, quiet: bool) -> AbstractContextManager[OnRound]:
@@ -29,6 +32,54 @@ def run_progress(study: Study, quiet: bool) -> AbstractContextManager[OnRound]:
         Gives what is to be called after every round.
     """
     return progress(f"{study.method.name} on {study.name}", study.plan.rounds, quiet)
+
+
+@contextmanager
+def runs_progress(runs: int, quiet: bool) -> Iterator[Callable[[Study], OnRound]]:
+    """Show which of several runs is made, and how far it is: in a bar on a terminal, in lines elsewhere.
+
+    Args:
+        runs: their number.
+        quiet: show nothing.
+
+    Yields:
+        What is to be called before every run; it gives what is to be called after every round.
+    """
+    if quiet:
+        yield lambda study: lambda record: None
+    elif not sys.stderr.isatty():
+
+        def line(done: int, news: Sequence[str]) -> None:
+            say(" ".join([f"runs: {done}/{runs}", *news]), file=sys.stderr, flush=True)
+
+        yield _each_run(line, _SILENCE)
+        line(runs, ())
+    else:
+        from pacbayes_fl.cli.bar import bar
+
+        with bar("runs", runs) as show:
+            yield _each_run(show, 0.0)
+            show(runs, ())
+
+
+def _each_run(show: Callable[[int, Sequence[str]], None], silence: float) -> Callable[[Study], OnRound]:
+    """Count runs, and tell of the rounds of each when some seconds have passed since anything was told."""
+    count = iter(range(sys.maxsize))
+
+    def begin(study: Study) -> OnRound:
+        done, name, total, told = next(count), f"{study.method.name}, seed {study.seed}", study.plan.rounds, monotonic()
+        show(done, [name])
+
+        def on_round(record: RoundRecord) -> None:
+            nonlocal total, told
+            total = _total(record, total)
+            if monotonic() - told >= silence:
+                show(done, [f"{name}: {_reached(record, total)}", *_progress_parts(record)])
+                told = monotonic()
+
+        return on_round
+
+    return begin
 
 
 @contextmanager
@@ -51,9 +102,7 @@ def progress(text: str, total: int, quiet: bool) -> Iterator[OnRound]:
             nonlocal total
             total = _total(record, total)
             if record.round % max(1, total // 10) == 0 or record.round == total or record.dropped or record.undone:
-                tried = not record.round and record.values
-                done = "before the first round, tried" if tried else f"{record.round}/{total}"
-                say(f"{text}: {done} {_news(record)}", file=sys.stderr, flush=True)
+                say(f"{text}: {_reached(record, total)} {_news(record)}", file=sys.stderr, flush=True)
 
         yield line
     else:
@@ -67,6 +116,10 @@ def progress(text: str, total: int, quiet: bool) -> Iterator[OnRound]:
                 show(record.round, _progress_parts(record) if _is_news(record) else None, total)
 
             yield told
+
+
+def _reached(record: RoundRecord, total: int) -> str:
+    return "before the first round, tried" if not record.round and record.values else f"{record.round}/{total}"
 
 
 def _total(record: RoundRecord, before: int) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pacbayes_fl.cli.progress import progress
+from pacbayes_fl.cli import progress as module
+from pacbayes_fl.cli.progress import progress, runs_progress
 from pacbayes_fl.results.rounds import RoundRecord
+from pacbayes_fl.study.file import Study
 
 Captured = pytest.CaptureFixture[str]
 
@@ -41,3 +43,27 @@ def test_progress_goes_to_the_number_of_rounds_that_is_chosen(capsys: pytest.Cap
         told(RoundRecord(0, 4, values={"rounds": 2}))
         told(RoundRecord(2, 4))
     assert "work: 2/2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("silence", [0.0, 1e9])
+def test_a_run_among_several_is_named_and_its_rounds_are_told_where_it_takes_long(
+    silence: float, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SILENCE", silence)
+    study = Study.from_toml("polynomial", ["federation.rounds=3", "seed=7"])
+    with runs_progress(2, quiet=False) as on_run:
+        on_round = on_run(study)
+        for t in range(2):
+            on_round(RoundRecord(t, 4, values={"rounds": 9.0} if t == 0 else {"rsmse": 0.5}))
+        on_run(study)
+    told = [
+        "runs: 0/2 pac-pfl, seed 7: before the first round, tried rounds 9",
+        "runs: 0/2 pac-pfl, seed 7: 1/9 rsmse 0.5",
+    ]
+    begun = "runs: {}/2 pac-pfl, seed 7"
+    assert capsys.readouterr().err.splitlines() == [
+        begun.format(0), *(told if silence == 0.0 else []), begun.format(1), "runs: 2/2"
+    ]  # fmt: skip
+    with runs_progress(1, quiet=True) as on_run:
+        on_run(study)(RoundRecord(1, 4))
+    assert capsys.readouterr() == ("", "")
