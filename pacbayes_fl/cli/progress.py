@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -64,10 +65,11 @@ def runs_progress(runs: int, quiet: bool) -> Iterator[Callable[[Study], OnRound]
 
 def _each_run(show: Callable[[int, Sequence[str]], None], silence: float) -> Callable[[Study], OnRound]:
     """Count runs, and tell of the rounds of each when some seconds have passed since anything was told."""
-    count = iter(range(sys.maxsize))
+    numbers = count()
 
     def begin(study: Study) -> OnRound:
-        done, name, total, told = next(count), f"{study.method.name}, seed {study.seed}", study.plan.rounds, monotonic()
+        done, name = next(numbers), f"{study.method.name}, seed {study.seed}"
+        total, told = study.plan.rounds, monotonic()
         show(done, [name])
 
         def on_round(record: RoundRecord) -> None:
