@@ -8,7 +8,7 @@ import resource
 import stat
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -140,25 +140,27 @@ def test_the_file_is_its_owners_alone_and_in_no_folder(tmp_path: Path, monkeypat
     assert not nameless(), "closed with the federation"
 
 
-@pytest.fixture
+@contextmanager
 def short_disk() -> Iterator[None]:
-    """No file may grow beyond 2,000 bytes."""
+    """No file may grow beyond 2,000 bytes: no fixture, as a log of the tests is a file too."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.usefixtures("short_disk")
 def test_states_stay_in_memory_where_the_disk_is_full() -> None:
     mine, states = Shelves(), [block(number, 5) for number in range(3)]
     places = [mine.put(one) for one in states]
-    Place.to_file(places[0])
-    with pytest.warns(UserWarning, match=r"no room on the disk for clients' states .* TMPDIR names another folder"):
-        Place.to_file(places[1])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        Place.to_file(places[2])
+    with short_disk():
+        Place.to_file(places[0])
+        with pytest.warns(UserWarning, match=r"no room on the disk for clients' states .* TMPDIR names another folder"):
+            Place.to_file(places[1])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            Place.to_file(places[2])
     assert [[place.bytes > 0 for place in some] for some in places] == [[False] * 5, [True] * 5, [True] * 5]
     assert [bits(read(some)) for some in places] == [bits(one) for one in states]
 
