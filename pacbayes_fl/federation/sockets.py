@@ -98,16 +98,18 @@ class Listener:
         path.unlink(missing_ok=True)
         with opened(_token_file(path), "wb") as file:
             file.write(self._token)
-        self._socket, begun = socket.socket(socket.AF_UNIX), path.with_name(f"{path.name}.new")
+        begun = path.with_name(f"{path.name}.new")
         begun.unlink(missing_ok=True)
-        try:
-            self._socket.bind(str(begun))
-        except OSError as error:
-            self._socket.close()
-            raise DeployError(f"cannot listen at {path}: {error}", hint="a folder with a shorter path") from error
-        begun.chmod(0o600)
-        self._socket.listen()
-        begun.rename(path)  # only now: who sees it can call
+        with contextlib.ExitStack() as undo:
+            self._socket = undo.enter_context(socket.socket(socket.AF_UNIX))
+            try:
+                self._socket.bind(str(begun))
+            except OSError as error:
+                raise DeployError(f"cannot listen at {path}: {error}", hint="a folder with a shorter path") from error
+            begun.chmod(0o600)
+            self._socket.listen()
+            begun.rename(path)  # only now: who sees it can call
+            undo.pop_all()
 
     def __enter__(self) -> Listener:
         """Give the listener, which the end of the block closes."""
