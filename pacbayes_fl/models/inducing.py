@@ -39,7 +39,7 @@ class Inducing(NamedTuple):
         return self
 
 
-AUTO = Inducing(100, 2000)
+AUTO = Inducing(200, 1000)
 """Points of clients whose exact evidence would take seconds: benchmarks/RESULTS.md compares the two."""
 
 

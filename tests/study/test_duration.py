@@ -20,9 +20,9 @@ def test_a_long_run_is_announced_with_the_option_that_makes_it_short() -> None:
     """A hundred rounds of four particles at 24 clients of 3,000 rows: 24 x 400 x 1.3 x 3000^3 operations."""
     text = remark(Work(400, [3000] * 24, None), SPEED)
     assert text is not None and "up to 3000 rows take about 4 hours here" in text
-    assert text.endswith("model.inducing = 'auto' takes about 5 minutes")
-    below = remark(Work(400, [1500] * 24, AUTO), SPEED)
-    assert below is not None and "28 minutes here" in below and "model.inducing = 100 takes about 2 minutes" in below
+    assert text.endswith("model.inducing = 'auto' takes about 12 minutes")
+    below = remark(Work(400, [1000] * 24, AUTO), SPEED)
+    assert below is not None and "8 minutes here" in below and "model.inducing = 200 takes about 4 minutes" in below
 
 
 @pytest.mark.parametrize(
