@@ -13,7 +13,7 @@ from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo, Terms, certi
 from pacbayes_fl.bounds.checks import Number, checked, whole
 from pacbayes_fl.bounds.client import confidence, in_units, unit_risk
 from pacbayes_fl.bounds.costs import drawn_risk, monte_carlo_risk
-from pacbayes_fl.bounds.premises import Premises, not_of_fixed
+from pacbayes_fl.bounds.premises import Premises, as_premises, not_of_fixed
 from pacbayes_fl.errors import AssumptionError
 
 _RATES = 128
@@ -66,7 +66,7 @@ def empirical_bernstein(
         >>> round(by_variance.value.item(), 3), round(seeger(0.3, 5.0, 1000, 0.05, premises).value.item(), 3)
         (0.312, 0.373)
     """
-    loss = premises.loss
+    loss = as_premises(premises).loss
     if premises.average != "client":
         raise AssumptionError(f"a bound by the variance is on one client, not on {premises.average!r}")
     terms = {

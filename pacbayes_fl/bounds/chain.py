@@ -15,7 +15,7 @@ from pacbayes_fl.bounds.client import confidence, in_units
 from pacbayes_fl.bounds.costs import unit_of
 from pacbayes_fl.bounds.kl_inverse import kl_inverse_upper
 from pacbayes_fl.bounds.moment import log_moment
-from pacbayes_fl.bounds.premises import Premises, not_of_fixed
+from pacbayes_fl.bounds.premises import Premises, as_premises, not_of_fixed
 from pacbayes_fl.errors import AssumptionError, ShapeError
 
 _SPLITS = 3
@@ -73,7 +73,7 @@ def recursive(
         >>> round(chain.value.item(), 4), round(same.value.item(), 4)
         (0.152, 0.152)
     """
-    if premises.average != "client":
+    if as_premises(premises).average != "client":
         raise AssumptionError(f"a chain is one client's, not one of {premises.average!r}")
     low, high = premises.loss.low, premises.loss.high
     terms = {

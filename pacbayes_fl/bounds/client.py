@@ -23,7 +23,7 @@ from pacbayes_fl.bounds.checks import Number, as_numbers, checked, require_alike
 from pacbayes_fl.bounds.costs import client_privacy, drawn_risk, max_information, monte_carlo_risk, unit_of
 from pacbayes_fl.bounds.kl_inverse import kl_inverse_upper
 from pacbayes_fl.bounds.moment import log_moment
-from pacbayes_fl.bounds.premises import Premises, not_of_fixed
+from pacbayes_fl.bounds.premises import Premises, as_premises, not_of_fixed
 from pacbayes_fl.errors import AssumptionError
 
 # bounds for any posterior, without a temperature ------------------------------------------------------------------
@@ -282,7 +282,7 @@ def theorem_3_2(
         >>> round(theorem_3_2(0.03, 500.0, 30_000, 5_000.0, 0.025, private).value.item(), 4)
         0.1526
     """
-    if not premises.prior.private:
+    if not as_premises(premises).prior.private:
         raise AssumptionError(
             f"Theorem 3.2 needs the epsilon of a private prior, got a prior of source {premises.prior.source!r}",
             hint="Provenance('row-level DP', epsilon=...), or `alquier` for a prior that did not see the rows",
@@ -380,7 +380,7 @@ def of_risk(
     Raises:
         AssumptionError: when a number is out of range, or the premises are of an average over clients.
     """
-    loss = premises.loss
+    loss = as_premises(premises).loss
     _require_own_rows(premises)
     terms = {"risk": checked("risk", risk, loss.low, loss.high), "kl": checked("kl", kl, 0.0), "n": _rows(n), **own}
     reasons = not_of_fixed(premises)
@@ -388,7 +388,7 @@ def of_risk(
 
 
 def _require_own_rows(premises: Premises) -> None:
-    if premises.average not in ("client", "size-weighted clients"):
+    if as_premises(premises).average not in ("client", "size-weighted clients"):
         raise AssumptionError(
             f"a client-level bound is on a client or on size-weighted clients, not on {premises.average!r}",
             hint="`server_bound` and `new_clients` speak of averages over clients",
@@ -404,7 +404,7 @@ def _rows(n: Number) -> Tensor:
 
 
 def _with_prior(plain: str, private: str, premises: Premises) -> str:
-    return private if premises.prior.private else plain
+    return private if as_premises(premises).prior.private else plain
 
 
 def unit_risk(terms: Terms) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from pacbayes_fl.bounds.certificate import Terms
 from pacbayes_fl.bounds.checks import Number, checked
 from pacbayes_fl.bounds.costs import monte_carlo_risk
-from pacbayes_fl.bounds.premises import Premises
+from pacbayes_fl.bounds.premises import Premises, as_premises
 from pacbayes_fl.errors import AssumptionError, ShapeError
 
 GIBBS_ONLY = "the free energies must be those of the exact Gibbs posterior of the same loss, beta and rows"
@@ -27,8 +27,9 @@ def free_energies(free_energy: Number, premises: Premises, *, bounded: bool = Fa
         AssumptionError: when one is outside of that range or not finite.
         ShapeError: when they are not one a client.
     """
-    high = premises.loss.high if bounded or premises.posterior != "any" else float("inf")
-    numbers = checked("free_energy", free_energy, premises.loss.low, high)
+    loss = as_premises(premises).loss
+    high = loss.high if bounded or premises.posterior != "any" else float("inf")
+    numbers = checked("free_energy", free_energy, loss.low, high)
     if numbers.dim() == 0 or numbers.shape[-1] == 0:
         raise ShapeError(f"free_energy must be one number a client [*, K], got {list(numbers.shape)}")
     return numbers

@@ -16,7 +16,7 @@ from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo, Terms, certi
 from pacbayes_fl.bounds.checks import Number, checked, counts_errors, require_alike, whole
 from pacbayes_fl.bounds.client import budget, confidence, in_units, of_risk, unit_risk
 from pacbayes_fl.bounds.kl_inverse import kl_inverse_upper
-from pacbayes_fl.bounds.premises import BY_PAIRS, DRAWN_ONCE, Premises
+from pacbayes_fl.bounds.premises import BY_PAIRS, DRAWN_ONCE, Premises, as_premises
 from pacbayes_fl.errors import AssumptionError
 
 # one drawn hypothesis ----------------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ def one_draw(risk: Number, log_ratio: Number, n: Number, delta: Number, premises
         >>> round(bound.value.item(), 4), bound.premises.predictor
         (0.0637, 'drawn once')
     """
-    if premises.average != "client":
+    if as_premises(premises).average != "client":
         raise AssumptionError(f"one drawn hypothesis is one client's, not one of {premises.average!r}")
     reasons = () if premises.predictor in ("Gibbs", DRAWN_ONCE) else (_ONE_DRAW,)
     premises = premises if reasons else replace(premises, predictor=DRAWN_ONCE)
@@ -145,7 +145,7 @@ def tandem(
     1/2] <= 4 E (E_Q 1[h errs])^2 = 4 E_Q^2 T(h, h') by Markov's inequality of second order; the kl inverse is applied
     to pairs of hypotheses, whose prior is P^2, and KL(Q^2 || P^2) = 2 KL(Q || P).
     """
-    if premises.average != "client":
+    if as_premises(premises).average != "client":
         raise AssumptionError(f"a vote is one client's, not one of {premises.average!r}")
     reasons = () if premises.predictor in ("Gibbs", BY_PAIRS) else (_TANDEM,)
     premises = premises if reasons else replace(premises, predictor=BY_PAIRS)

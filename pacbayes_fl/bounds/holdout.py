@@ -28,7 +28,7 @@ from pacbayes_fl.bounds.client import confidence, in_units, unit_risk
 from pacbayes_fl.bounds.costs import unit_of
 from pacbayes_fl.bounds.kl_inverse import kl_inverse_upper
 from pacbayes_fl.bounds.losses import BoundedLoss
-from pacbayes_fl.bounds.premises import FIXED, Premises
+from pacbayes_fl.bounds.premises import FIXED, Premises, as_premises
 from pacbayes_fl.errors import AssumptionError, ShapeError
 
 _INNER: Final = MappingProxyType({"losses": 1})
@@ -51,7 +51,7 @@ def holdout_binomial(risk: Number, n: Number, delta: Number, premises: Premises)
         0.0295
     """
     reasons: tuple[str, ...] = ()
-    rows, share = whole("n", n), checked("risk", risk, premises.loss.low, premises.loss.high)
+    rows, share = whole("n", n), checked("risk", risk, as_premises(premises).loss.low, premises.loss.high)
     require_alike({"risk": share, "n": rows})
     if isinstance(risk, Tensor) and risk.dtype != torch.float64:  # a share of errors that was rounded, maybe down
         share = (share * (1.0 + torch.finfo(torch.float32).eps)).clamp_max(premises.loss.high)
@@ -128,7 +128,7 @@ def holdout_betting(
         >>> [round(holdout_betting(losses, 0.05, premises).value.item(), 2) for losses in (steady, wild)]
         [0.51, 0.61]
     """
-    low, high = premises.loss.low, premises.loss.high
+    low, high = as_premises(premises).loss.low, premises.loss.high
     values = checked("losses", losses, low, high)
     if values.dim() == 0 or values.shape[-1] == 0:
         raise ShapeError(f"losses must be [N] or [K, N] with at least one row, got {list(values.shape)}")
@@ -292,7 +292,7 @@ def of_losses(
 
 
 def _of_risk(theorem: str, formula: Formula, risk: Number, n: Number, delta: Number, premises: Premises) -> Certificate:
-    terms = {"risk": checked("risk", risk, premises.loss.low, premises.loss.high), "n": whole("n", n)}
+    terms = {"risk": checked("risk", risk, as_premises(premises).loss.low, premises.loss.high), "n": whole("n", n)}
     return _of_fixed(theorem, formula, terms, delta, premises)
 
 

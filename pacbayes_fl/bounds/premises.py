@@ -9,7 +9,7 @@ from typing import Final, Literal, get_args
 
 from pacbayes_fl.bounds.checks import counts_errors, whole
 from pacbayes_fl.bounds.losses import BoundedLoss, UnboundedLoss, ZeroOne, require_bounded, require_parts
-from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.errors import AssumptionError, shown
 from pacbayes_fl.results.certificates import rounded_up
 from pacbayes_fl.results.records import SIMULATED_EPSILON
 
@@ -245,6 +245,24 @@ def _declared(name: str, value: object) -> None:
     """Refuse what is neither True nor False: every word counts as true, "no" among them."""
     if not isinstance(value, bool):
         raise AssumptionError(f"{name} must be True or False, got {value!r}", hint="True declares it, on your word")
+
+
+def as_premises(premises: object) -> Premises:
+    """Refuse what says nothing of a bound's assumptions, such as the provenance of a prior alone.
+
+    Args:
+        premises: what came as them.
+
+    Returns:
+        The same.
+
+    Raises:
+        AssumptionError: when it is no `Premises`.
+    """
+    if isinstance(premises, Premises):
+        return premises
+    what = f"premises must be Premises, what the bound rests on, got {shown(premises)}"
+    raise AssumptionError(what, hint="such as Premises(Provenance('split'), independent=True)")
 
 
 def not_of_fixed(premises: Premises) -> tuple[str, ...]:

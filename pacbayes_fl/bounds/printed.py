@@ -26,7 +26,7 @@ from pacbayes_fl.bounds.energies import (
     one_beta,
 )
 from pacbayes_fl.bounds.pac_pfl import confidence_factor, theorem_delta
-from pacbayes_fl.bounds.premises import Premises
+from pacbayes_fl.bounds.premises import Premises, as_premises
 from pacbayes_fl.errors import ShapeError
 
 _ROUNDING = 1e-9
@@ -152,7 +152,7 @@ def lemma_4_6(
     rows = whole("m", m)
     if rows.dim() != 1:
         raise ShapeError(f"m must be one number a client [K], got {list(rows.shape)}")
-    n, one, loss = len(rows), one_beta(beta, rows), premises.loss
+    n, one, loss = len(rows), one_beta(beta, rows), as_premises(premises).loss
     numbers = {"lam": checked("lam", lam, 0.0, strict=True), "v": checked("v", v, 0.0), "n2": checked("n2", n2, 0.0, n)}
     log_normaliser = torch.as_tensor(log_z, dtype=torch.float64)
     require_alike({"log_z": log_normaliser, **numbers})

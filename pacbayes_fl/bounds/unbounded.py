@@ -8,7 +8,7 @@ from pacbayes_fl.bounds.bound import Bound
 from pacbayes_fl.bounds.certificate import Certificate, Terms, certify
 from pacbayes_fl.bounds.checks import Number, checked, require_alike, whole
 from pacbayes_fl.bounds.client import confidence
-from pacbayes_fl.bounds.premises import Premises, not_of_fixed
+from pacbayes_fl.bounds.premises import Premises, as_premises, not_of_fixed
 from pacbayes_fl.errors import AssumptionError
 
 
@@ -51,7 +51,7 @@ def sub_gamma(
         >>> round(bound.value.item(), 4)  # 1.5 + (5 + ln 20) / 100 + 100 x 4 / 2000
         1.78
     """
-    loss = premises.loss
+    loss = as_premises(premises).loss
     if premises.average != "client":
         raise AssumptionError(f"a bound under a stated constant is on one client, not on {premises.average!r}")
     terms = {

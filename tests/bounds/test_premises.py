@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
+from pacbayes_fl.bounds.bound import Bound
 from pacbayes_fl.bounds.certificate import MonteCarlo
 from pacbayes_fl.bounds.client import seeger
+from pacbayes_fl.bounds.laws import numbers_of
 from pacbayes_fl.bounds.losses import LossRange, ZeroOne
 from pacbayes_fl.bounds.premises import Premises, Provenance
 from pacbayes_fl.bounds.size_weighted import size_weighted
+from pacbayes_fl.bounds.table import BOUNDS
 from pacbayes_fl.errors import AssumptionError
 
 FINE = Premises(Provenance("split"), independent=True)
@@ -25,6 +29,14 @@ def test_nothing_said_is_nothing_certified() -> None:
     assert "not declared independent" in str(certificate)
     assert "0.07" not in str(certificate)
     assert not any(character.isdigit() for character in str(certificate))
+
+
+@pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
+@pytest.mark.parametrize("given", [None, "split", Provenance("split")], ids=["none", "text", "provenance"])
+def test_what_says_nothing_of_the_assumptions_is_refused_by_every_bound(bound: Bound, given: Any) -> None:
+    with pytest.raises(AssumptionError, match="premises must be Premises, what the bound rests on, got") as caught:
+        bound.certify(numbers_of(bound, 0.1, 2.0, 100, 10.0), 0.05, given)
+    assert "Premises(Provenance('split'), independent=True)" in str(caught.value)
 
 
 def test_what_cannot_be_is_refused() -> None:
