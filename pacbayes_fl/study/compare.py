@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pacbayes_fl import files, pages, plots, settings
-from pacbayes_fl.errors import PacBayesFLError, StudyError, kinds_checked, listed, one_line
+from pacbayes_fl.errors import PacBayesFLError, StudyError, caller_stacklevel, kinds_checked, listed, one_line
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.names import to_cell
@@ -26,6 +26,7 @@ from pacbayes_fl.results.manifest import intact, put, read, regain, verify
 from pacbayes_fl.results.records import Result
 from pacbayes_fl.results.rounds import RoundRecord, readable
 from pacbayes_fl.study import check
+from pacbayes_fl.study.config.plugins import blamed
 from pacbayes_fl.study.file import Study, read_table
 from pacbayes_fl.study.run import run
 from pacbayes_fl.study.search import choice_file
@@ -128,15 +129,16 @@ class _Failures:
     """The runs of a comparison that have failed."""
 
     def __init__(self, runs: int) -> None:
-        self._runs, self._of = runs, dict[str, PacBayesFLError]()
+        self._runs, self._of = runs, dict[str, Exception]()
 
     @contextmanager
     def kept(self, one: _Run) -> Iterator[None]:
-        """Keep the error of a run, where it is not the only one."""
+        """Keep the error of a run, or of code that studies bring, where the run is not the only one."""
         try:
             yield
-        except PacBayesFLError as error:
-            if self._runs == 1:
+        except Exception as error:
+            theirs = any(blamed(error)) and not isinstance(error, OSError | MemoryError)
+            if self._runs == 1 or not (isinstance(error, PacBayesFLError) or theirs):
                 raise
             self._of[f"{one.name}, seed {one.study.seed}"] = error
 
@@ -145,7 +147,11 @@ class _Failures:
         if self._of:
             (first, cause), *rest = self._of.items()
             more = f"; so did {listed([name for name, _ in rest])}" if rest else ""
-            raise type(cause)(f"{len(self._of)} of {self._runs} runs failed: {first}: {cause}{more}") from cause
+            what = f"{len(self._of)} of {self._runs} runs failed: {first}"
+            if isinstance(cause, PacBayesFLError):
+                raise type(cause)(f"{what}: {cause}{more}") from cause
+            warnings.warn(f"{what}{more}", stacklevel=caller_stacklevel())  # whose the error is, its own trace says
+            raise cause
 
 
 def _result(one: _Run, vary: str | None, on_round: Callable[[RoundRecord], None]) -> Result:

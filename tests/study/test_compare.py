@@ -328,6 +328,27 @@ def test_runs_that_fail_are_named_after_all_others_were_made(monkeypatch: pytest
     assert len(compare(studies, 2, tmp_path, resume=True)) == 4
 
 
+def test_code_that_a_study_brings_may_raise_anything_and_the_others_are_made(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n\nfrom pacbayes_fl.methods.baselines.fedavg import FedAvg\n\n\n"
+        "@dataclass(frozen=True)\nclass Mine(FedAvg):\n"
+        "    def descend(self, theta, batch, noise, passes=1):\n        return {}[0]\n"
+    )
+    studies = [tiny(f"method.name={name}") for name in (f"{tmp_path / 'mine.py'}:Mine", *RIDGES)]
+    told = list[Result]()
+    with pytest.warns(UserWarning, match=r"^1 of 3 runs failed: .*mine\.py:Mine, seed 3"), pytest.raises(KeyError):
+        compare(studies, 1, on_result=told.append)
+    assert [one.method for one in told] == ["ridge", "pooled-ridge"]
+
+
+def test_a_defect_of_the_library_ends_a_comparison_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study_compare, "run", lambda *_, **__: {}[0])
+    monkeypatch.setattr(study_compare, "blamed", lambda _: (None, []))
+    with pytest.raises(KeyError), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compare([tiny(f"method.name={name}") for name in RIDGES], 1)
+
+
 def test_folders_are_looked_at_before_the_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of all methods and seeds: a run of another study in the last one costs no training of the first."""
     monkeypatch.setattr(study_compare.plots, "save_joint", lambda *_: None)

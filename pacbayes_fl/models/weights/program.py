@@ -133,7 +133,7 @@ def check_program(model: WeightModel, batch: ClientBatch) -> Targets:
     _observation(plain, name, node, scale)
     targets = _prediction(model, name, flat, plain)
     here = _log_prob_of(node)
-    for k in range(plain.clients if plain.clients > 1 else 0):
+    for k in range(plain.clients):
         own = {site: value[k : k + 1] for site, value in weights.items()}
         alone = _sites(model, plain.select(torch.tensor([k])), own, scale[k : k + 1])[1][1]
         _unmoved(name, here[k : k + 1], _log_prob_of(alone), plain.names[k : k + 1], _COMPANY)
@@ -167,9 +167,13 @@ def _no_parameters(model: WeightModel) -> None:
 
 
 def _probes(batch: ClientBatch) -> tuple[ClientBatch, ClientBatch]:
-    """Take a few rows of the smallest and the largest client and a row of padding more, with padding of two kinds."""
+    """Take a few rows of two or three clients, some client twice where there is one alone, with padding of two kinds.
+
+    The smallest and the largest are among them, and one client never is by itself: it could not move another's rows.
+    """
     size = batch.size
     subset = sorted({0, int(size.argmin()), int(size.argmax())})
+    subset += [min(1, batch.clients - 1)] if len(subset) == 1 and batch.clients else []
     rows = batch.select(torch.tensor(subset)).trim(min(_ROWS, batch.mask.shape[1]))
     more = rows.x.new_zeros(rows.clients, 1, *rows.x.shape[2:]), rows.y.new_zeros(rows.clients, 1)
     x, y = (torch.cat((kept, added), 1) for kept, added in zip((rows.x, rows.y), more, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -17,6 +18,7 @@ from sklearn.utils.validation import _check_n_features as check_n_features
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, check_X_y, validate_data
 from torch import Tensor
 
+from pacbayes_fl.errors import caller_stacklevel
 from pacbayes_fl.options import meanings
 from pacbayes_fl.study.estimators import parameters
 from pacbayes_fl.study.estimators.fitted import Fitted, Rows
@@ -127,11 +129,18 @@ class FederatedEstimator(BaseEstimator):
 
         Returns:
             The estimator.
+
+        Warns:
+            UserWarning: when a federation would have a single client because nobody said whose the rows are.
         """
         seed = self.random_state
         number = seed if isinstance(seed, int | np.integer) else check_random_state(seed).randint(2**31 - 1)
         given = {one.name: getattr(self, one.name) for one in self._options}
         study = parameters.study_of(self._method, self._options, given, int(number), self._task)
+        if checked.owners[0] == _ALL and study.recipe.federated:
+            what = "all rows count as those of one client: neither groups nor the parameter group says whose they are"
+            hint = "cross_val_score(groups=...) tells the splitter alone, group=COLUMN of X says it everywhere"
+            warnings.warn(f"{what} ({hint})", stacklevel=caller_stacklevel())
         columns = self._columns(checked.x.shape[1])
         self.federation_ = Fitted.train(study, self._rows(checked), columns, classes)
         return self

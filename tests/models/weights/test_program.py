@@ -258,6 +258,26 @@ def test_a_slip_that_only_padding_shows_is_seen_where_no_client_is_padded() -> N
         program.check_program(NoMask(), alike.select(torch.tensor([1])))
 
 
+class Crossed(Line):
+    """A bias [K] where [K, 1] is meant: client k's goes to row k of everybody, where there are as many rows."""
+
+    def model(self, batch: ClientBatch, prior: WeightPrior, zeta: float, scale: Tensor) -> None:
+        with pyro.plate("clients", batch.clients, dim=-1):
+            with poutine.scale(scale=zeta):
+                slope, bias = (pyro.sample(name, prior.site(name)) for name in self.shapes)
+            with poutine.scale(scale=scale):
+                seen = d.Normal((batch.x * slope.unsqueeze(1)).sum(-1) + bias, 1.0)
+                pyro.sample("y", seen.mask(batch.mask).to_event(1), obs=batch.y)
+
+
+@pytest.mark.parametrize(("count", "rows"), [(5, 5), (2, 1), (3, 7), (1, 4), (1, 1)])
+def test_clients_of_one_size_are_not_tried_one_alone(count: int, rows: int) -> None:
+    alike = clients(lambda f: d.Normal(f, 1.0), (rows,) * count)
+    with pytest.raises(StudyError, match=r"the program fails on x|other clients of the call move"):
+        program.check_program(Crossed(), alike)
+    program.check_program(Line(lambda f: d.Normal(f, 1.0)), alike)
+
+
 def test_a_right_program_passes_once_for_all_rounds() -> None:
     calls = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,22 @@ def test_a_grid_search_over_a_pipeline_takes_groups_from_a_column(table: Table) 
     assert search.best_score_ > 0.0
     assert len(search.best_estimator_[-1].clients_) == 3
     assert search.n_features_in_ == search.best_estimator_[-1].n_features_in_ == 3
+
+
+class PooledRidge(fl.FederatedRegressor, method="pooled-ridge"):
+    """A method of rows in one place."""
+
+
+def test_a_federation_of_rows_that_are_nobody_s_says_so(table: Table) -> None:
+    told = "all rows count as those of one client: neither groups nor the parameter group"
+    with pytest.warns(UserWarning, match=told):
+        fl.PacPFLRegressor(**SMALL).fit(table.x, table.y)
+    with pytest.warns(UserWarning, match=told):  # groups are the splitter's alone
+        cross_val_score(fl.PacPFLRegressor(**SMALL), table.x, table.y, groups=table.client, cv=GroupKFold(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fl.PacPFLRegressor(**SMALL).fit(table.x, table.y, groups=["house"] * len(table.x))
+        PooledRidge().fit(table.x, table.y)
 
 
 def test_groups_are_routed_as_metadata(table: Table) -> None:
