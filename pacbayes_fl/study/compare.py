@@ -207,7 +207,7 @@ def _check(runs: Sequence[_Run]) -> None:
         if folder is not None:
             files.refuse_link(folder)
         if folder is not None and (folder / "study.toml").is_file():
-            origins.check_folder(folder, study.instances)
+            origins.check_folder(folder, study.instances, scores=_finished(folder))
             table, where = read_table(folder / "study.toml")
             saved = Study.from_table(table, where, instances=study.instances).table()
             chosen, _ = choice_file.recall(study, folder)

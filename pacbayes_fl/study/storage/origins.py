@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from pacbayes_fl.errors import DataError, StudyError, shown
+from pacbayes_fl.errors import DataError, StudyError, caller_stacklevel, shown
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.plugins.references import Loaded
 from pacbayes_fl.posteriors.hyper_posterior import HYPER_PRIORS
@@ -38,12 +39,14 @@ def used(study: Study) -> JsonTable:
 
     Returns:
         "file" and "sha256" by the name that the study gives the object, "class", "options" and "sha256" of an object
-        that a program gave; nothing for built-in objects.
+        that a program gave, and "scores" of a metric, on which no training rests; nothing for built-in objects.
     """
-    result: JsonTable = {name: {"file": str(one.file), "sha256": one.sha256} for name, one in _loaded(study)}
+    result: dict[str, JsonTable] = {n: {"file": str(one.file), "sha256": one.sha256} for n, one in _loaded(study)}
     for name, one in study.instances.identities.items():
         result[name] = {"class": one.kind, "options": {**one.options}, "sha256": one.sha256}
-    return result
+    for name in result.keys() & set(study.report.metrics):
+        result[name]["scores"] = True
+    return {**result}
 
 
 def _loaded(study: Study) -> Iterator[tuple[str, Loaded]]:
@@ -71,17 +74,21 @@ def _loaded(study: Study) -> Iterator[tuple[str, Loaded]]:
             yield name, result
 
 
-def check(known: Any, what: str, instances: Instances = NO_INSTANCES) -> None:
+def check(known: Any, what: str, instances: Instances = NO_INSTANCES, scores: bool = False) -> None:
     """Refuse to go on with files or objects that are not those that a run was trained with; no file is executed.
 
     Args:
         known: as `used` gave them when it was.
         what: the run, as errors call it.
         instances: objects that a program gives now.
+        scores: whether its scores are wanted as they are, so that its metrics have to be the same too.
 
     Raises:
         StudyError: naming the first that was changed or is gone.
         DataError: when they cannot be read.
+
+    Warns:
+        UserWarning: of metrics that have changed.
     """
     if not isinstance(known, Mapping):
         raise DataError(f"{what}: {KEY} must be a table, got {shown(known)}", hint="restore it from a copy")
@@ -90,7 +97,7 @@ def check(known: Any, what: str, instances: Instances = NO_INSTANCES) -> None:
         raise StudyError(text, hint="leave it out, or run the study anew in another folder")
     for name, one in known.items():
         if isinstance(one, Mapping) and "class" in one:
-            _check_instance(name, one, what, instances.identities.get(name))
+            _check_instance(name, one, what, instances.identities.get(name), scores)
             continue
         try:
             file, before = Path(one["file"]), str(one["sha256"])
@@ -101,10 +108,17 @@ def check(known: Any, what: str, instances: Instances = NO_INSTANCES) -> None:
         now = hashlib.sha256(file.read_bytes()).hexdigest()
         if now != before:
             text = f"{what} was trained with {name}, and {file} has changed: SHA-256 {before[:12]} then, {now[:12]} now"
-            raise StudyError(text, hint="restore the file, or run the study anew with another --out")
+            _refuse(one, text, "restore the file, or run the study anew with another --out", scores)
 
 
-def _check_instance(name: str, before: Mapping[str, Any], what: str, now: Identity | None) -> None:
+def _refuse(known: Mapping[str, Any], what: str, hint: str, scores: bool) -> None:
+    """Refuse what has changed; of a metric say so, where no scores of before are wanted."""
+    if scores or known.get("scores") is not True:
+        raise StudyError(what, hint=hint)
+    warnings.warn(f"{what}: scores from now on are by the metric as it is", stacklevel=caller_stacklevel())
+
+
+def _check_instance(name: str, before: Mapping[str, Any], what: str, now: Identity | None, scores: bool) -> None:
     """Refuse an object of a program's that is missing or another."""
     kind = before.get("class")
     if now is None:
@@ -117,19 +131,21 @@ def _check_instance(name: str, before: Mapping[str, Any], what: str, now: Identi
     differ = [text for key, text in zip({**then, **today}, differ, strict=True) if then.get(key) != today.get(key)]
     why = ", ".join(differ) or ("its source or what it holds differs" if kind == now.kind else f"now {now.kind}")
     text = f"{what} was trained with another {name}: {why}"
-    raise StudyError(text, hint="give the same object, or run the study anew in another folder")
+    _refuse(before, text, "give the same object, or run the study anew in another folder", scores)
 
 
-def check_folder(folder: Path, instances: Instances = NO_INSTANCES) -> None:
+def check_folder(folder: Path, instances: Instances = NO_INSTANCES, scores: bool = False) -> None:
     """As `check`, by the records of the run's start.
 
     Args:
         folder: of the run; one without environment.json passes.
         instances: as `check`.
+        scores: as `check`.
 
     Raises:
         StudyError, DataError: as `check`.
     """
     if (folder / "environment.json").is_file():
         with readable(folder / "environment.json") as path:
-            check(json.loads(path.read_text("utf-8")).get(KEY, {}), str(folder), instances)
+            known = json.loads(path.read_text("utf-8")).get(KEY, {})
+        check(known, str(folder), instances, scores)

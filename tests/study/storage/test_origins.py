@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from pacbayes_fl.errors import DataError, StudyError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.settings import to_toml
 from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.run import open_run
 from pacbayes_fl.study.serving.release import open_release, release
 from pacbayes_fl.study.storage import origins
 from tests.tiny import TABLE, rows, tiny, write_csv
@@ -36,13 +38,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_names_its_files_with_their_hash(trained: Path) -> None:
     place = trained.resolve()
-    known = {
+    known: dict[str, dict[str, object]] = {
         f"{place}/{file}:{name}": {
             "file": f"{place}/{file}",
             "sha256": hashlib.sha256((place / file).read_bytes()).hexdigest(),
         }
         for file, name in (("mine.py", "MeanTarget"), ("largest.py", "LARGEST"))
     }
+    known[f"{place}/largest.py:LARGEST"]["scores"] = True
     assert json.loads((trained / "run" / "environment.json").read_text())[origins.KEY] == known
     saved = checkpoint.load(trained / "run")
     assert saved is not None and saved.meta[origins.KEY] == known
@@ -83,6 +86,32 @@ def test_a_changed_file_is_refused_and_never_executed(
     assert ("has changed: SHA-256" if after == "changed" else "there is no file") in said
     if asked[0] not in ("run", "compare"):  # which read the study file first
         assert not sign.exists()
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+def test_a_metric_that_has_changed_is_told_where_no_scores_of_before_are_compared(
+    trained: Path, asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No training rests on a metric: a run whose metric was mended is not lost, and predicts as it did."""
+    if asked[0] == "compare" and not (trained / "compared").exists():
+        assert main([*(each.format(trained) for each in asked[:-1]), "--quiet"]) == 0
+    file, compares = trained / "largest.py", asked[0] == "compare"
+    if "--resume" in asked and not compares:  # it goes on with its copy, and that of the others stays as it is
+        shutil.copytree(trained / "run", trained / "again", dirs_exist_ok=True)
+        asked = [each.replace("{}/run", "{}/again") for each in asked]
+    try:
+        file.write_text(METRIC + "# a comment\n", encoding="utf-8")
+        code = main([each.format(trained) for each in asked])
+        with pytest.warns(
+            UserWarning, match=r"largest\.py has changed: SHA-256 .* scores from now on are by the metric"
+        ):
+            open_run(trained / "run")
+        with pytest.raises(StudyError, match=r"run was trained with .*largest\.py has changed: SHA-256"):
+            origins.check_folder(trained / "run", scores=True)
+    finally:
+        file.write_text(METRIC, encoding="utf-8")
+    assert (f"{file.resolve()} has changed: SHA-256" in capsys.readouterr().err) == compares
+    assert code == 1 if compares else code == 0 or asked[0] in ("certify", "join")  # refused for other reasons
 
 
 def test_a_file_that_was_put_back_goes_on(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
