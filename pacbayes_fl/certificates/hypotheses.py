@@ -168,10 +168,11 @@ def _evaluated(model: nn.Module, x: Any) -> Any:
 
 
 def _called(model: nn.Module, x: Any) -> Any:
-    """Call a module as it is, an array of numbers being given as a tensor of the type of its parameters."""
+    """Call a module as it is, numbers being given as a tensor of the type of its parameters."""
+    like: Tensor | None = next((each for each in model.parameters() if each.is_floating_point()), None)
     if isinstance(x, np.ndarray) and x.dtype.kind in "fiub":
-        like = next((each for each in model.parameters() if each.is_floating_point()), torch.empty(0))
-        x = torch.as_tensor(x)
+        like, x = torch.empty(0) if like is None else like, torch.as_tensor(x)
+    if isinstance(x, Tensor) and like is not None:
         x = x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
     with torch.no_grad():
         return model(x)

@@ -135,7 +135,8 @@ def _made(method: AnyMethod | type[AnyMethod], labels: bool, options: dict[str, 
         return method
     if not (isinstance(method, type) and issubclass(method, Method)):
         raise StudyError(f"check_method takes a method or its class, got {shown(method)}")
-    recipe = stated_recipe(method, sys.modules[method.__module__]) or recipe_of(method)
+    home = sys.modules.get(method.__module__)  # None of a class that `exec` has made
+    recipe = (None if home is None else stated_recipe(method, home)) or recipe_of(method)
     likelihood, outputs = (Categorical(CLASSES), CLASSES) if labels else (Gaussian(), 1)
     network = BayesianMLP((_FEATURES, 4, outputs), likelihood, torch.float64)
     model = network if recipe.model == "weights" else DeepKernelGP(_FEATURES, (3,), (3,))

@@ -304,3 +304,18 @@ def test_laplace_posteriors_of_networks_that_are_partly_frozen() -> None:
     assert got.valid and len(posterior.mean) == 8
     with pytest.raises(AssumptionError, match="without uncertainty differ"):
         certify_model(fitted(3, 60, 1.0), prior, (x, y), draws=5, **FINE)
+
+
+def test_tensors_of_another_precision_are_given_to_a_module_in_its_own() -> None:
+    x = torch.randn(60, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    rows, module = (x, (x[:, 0] > 0).long()), nn.Linear(2, 2)
+    known = certify_model(module, rows=rows, source="data-free", independent=True)
+    assert known.value == certify_model(module, rows=(x.numpy(), rows[1]), source="data-free", independent=True).value
+    kinds = list[torch.dtype]()
+
+    def bare(asked: Tensor) -> Tensor:
+        kinds.append(asked.dtype)
+        return asked
+
+    certify_model(bare, rows=rows, source="data-free", independent=True)
+    assert set(kinds) == {torch.float64}  # whatever a function makes of them
