@@ -39,8 +39,8 @@ class Inducing(NamedTuple):
         return self
 
 
-AUTO = Inducing(200, 1000)
-"""Points of clients whose exact evidence would take seconds: benchmarks/RESULTS.md compares the two."""
+AUTO = Inducing(200, 700)
+"""From about 700 rows on, 200 points are never slower than the exact evidence: benchmarks/RESULTS.md compares them."""
 
 
 class Way(NamedTuple):

@@ -21,8 +21,9 @@ def test_a_long_run_is_announced_with_the_option_that_makes_it_short() -> None:
     text = remark(Work(400, [3000] * 24, None), SPEED)
     assert text is not None and "up to 3000 rows take about 4 hours here" in text
     assert text.endswith("model.inducing = 'auto' takes about 12 minutes")
-    below = remark(Work(400, [1000] * 24, AUTO), SPEED)
-    assert below is not None and "8 minutes here" in below and "model.inducing = 200 takes about 4 minutes" in below
+    assert remark(Work(400, [700] * 24, AUTO), SPEED) is None  # where points would take as long
+    below = remark(Work(400, [1500] * 24, Inducing(100, 2000)), SPEED)
+    assert below is not None and "28 minutes here" in below and "model.inducing = 200 takes about 6 minutes" in below
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ class GPModel:
         residual_share: of the federation's residuals in the mixture of a client that has many rows; with 0 nobody sends
             any.
         inducing: most inducing points through which evidence and posterior know a client's rows, chosen among them: a
-            number for all clients, "none" for exact ones, or "auto", 200 for clients with more than 1,000 rows.
+            number for all clients, "none" for exact ones, or "auto", 200 for clients with more than 700 rows.
     """
 
     temperature: ClassVar[float] = 1.0
