@@ -443,8 +443,8 @@ def distance(mean: Tensor, y: Tensor) -> float:
         y: training targets [n].
 
     Returns:
-        The largest distance from their mean, in their standard deviations; 0 where they do not vary.
+        The largest distance from their mean, in their standard deviations; 0 where they vary by rounding alone.
     """
     spread = float(y.double().std(correction=0)) if len(y) else 0.0
     far = (mean.double() - y.double().mean()).abs().nan_to_num(0.0)
-    return float(far.max()) / spread if spread > 0 and len(far) else 0.0
+    return float(far.max()) / spread if len(y) and len(far) and spread > 1e-12 * float(y.abs().max()) else 0.0
