@@ -159,6 +159,9 @@ def make_folder(path: Path) -> None:
     Raises:
         OSError: when it cannot be made.
     """
+    there = next((each for each in (path, *path.parents) if each.exists()), path)
+    if there.exists() and not there.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "is a file, where a folder is to be", str(there))
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         path.mkdir(FOLDER_MODE)

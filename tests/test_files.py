@@ -58,9 +58,6 @@ def test_folders_above_have_the_usual_modes_and_those_that_are_there_stay(tmp_pa
     assert (mode(tmp_path / "runs"), mode(tmp_path / "runs" / "one")) == (0o755, 0o700)
     files.make_folder(tmp_path / "runs")
     assert mode(tmp_path / "runs") == 0o755
-    (tmp_path / "file").touch()
-    with pytest.raises(FileExistsError):
-        files.make_folder(tmp_path / "file")
 
 
 def close(folder: Path) -> str:
@@ -150,3 +147,11 @@ def test_content_is_read_back_where_nobody_has_changed_it() -> None:
     for other in (text.replace("2.5", "2.6"), text.replace("sha256", "sha255"), text[:-1], "[]", "{}"):
         with pytest.raises(UNREADABLE):
             files.verified(other)
+
+
+def test_a_file_in_place_of_a_folder_is_named(tmp_path: Path) -> None:
+    (there := tmp_path / "afile").write_text("")
+    for path in (there, there / "run", there / "runs" / "run"):
+        with pytest.raises(NotADirectoryError, match="is a file, where a folder is to be") as caught:
+            files.make_folder(path)
+        assert caught.value.filename == str(there)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pacbayes_fl.cli.arguments import AddCommand, json_option
-from pacbayes_fl.cli.output import print_certificates, say
+from pacbayes_fl.cli.output import print_certificates, say, say_unfinished
 from pacbayes_fl.cli.progress import progress, run_progress
 from pacbayes_fl.errors import PacBayesFLError, counted
 from pacbayes_fl.results.certificates import FOLDER, CertifiedRun, tables_of
@@ -127,6 +127,7 @@ def act(options: argparse.Namespace) -> None:
     )
     folder = _retrained(options, request) if options.retrain else options.run
     trained = open_run(folder)
+    say_unfinished(trained)
     clients = sum(group.train.clients for group in trained.groups.values())
     with progress("certify clients", clients, options.quiet) as on_round:
         done = 0

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from pacbayes_fl.cli.arguments import AddCommand, clients_option, forecast_options
-from pacbayes_fl.cli.output import check_forecast, give_forecast
+from pacbayes_fl.cli.output import check_forecast, give_forecast, say_unfinished
 
 
 def arguments(command: AddCommand) -> None:
@@ -42,12 +42,14 @@ def act(options: argparse.Namespace) -> None:
     Args:
         options: as parsed.
     """
-    from pacbayes_fl.study.run import open_run
+    from pacbayes_fl.study.run import Trained, open_run
     from pacbayes_fl.study.serving.newcomers import newcomers
     from pacbayes_fl.study.serving.release import is_release, open_release
 
     check_forecast(options)
     known = open_release(options.run) if is_release(options.run) else open_run(options.run)
+    if isinstance(known, Trained):
+        say_unfinished(known)
     found = newcomers(known, options.data, options.quantiles, options.client)
     if found.refused is None or found.forecast.clients:  # what is known of the others comes before one client's error
         give_forecast(found.forecast, options)

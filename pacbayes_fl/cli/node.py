@@ -112,9 +112,11 @@ def _with_results(options: argparse.Namespace, study: Study, folder: Path) -> No
         say(f"file: {written}")
         return
     from pacbayes_fl.study.serving.forecast import check_out, forecast
+    from pacbayes_fl.study.serving.out_file import check_apart
 
     if options.out is not None:
         check_out(options.out)
+        check_apart(options.out, path, options.data, Path(study.data.source))
     result = forecast(trained, options.data)
     if options.out is None:
         text = result.to_csv()

@@ -15,13 +15,14 @@ from pacbayes_fl.cli.layout import fitted, number, room
 from pacbayes_fl.errors import counted, listed
 from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.names import printable, shortened, width
-from pacbayes_fl.results import comparison
+from pacbayes_fl.results import comparison, run_failures
 from pacbayes_fl.results.certificates import CertifiedRun, is_vacuous, rounded_up
 from pacbayes_fl.results.comparison import Cell, Worst, worst
 from pacbayes_fl.results.metrics import METRICS, Option, headline
 from pacbayes_fl.results.records import SIMULATED_EPSILON, Result, nested
 
 if TYPE_CHECKING:
+    from pacbayes_fl.study.run import Trained
     from pacbayes_fl.study.serving.forecast import Forecast
 
 _SHOWN = 5  # names in a line
@@ -58,11 +59,13 @@ def check_forecast(options: argparse.Namespace) -> None:
         options: of `arguments.forecast_options`.
     """
     from pacbayes_fl.study.serving.forecast import check_out
+    from pacbayes_fl.study.serving.out_file import check_apart
     from pacbayes_fl.study.serving.predict import levels_of
 
     levels_of(options.quantiles)
     if options.out is not None:
         check_out(options.out)
+        check_apart(options.out, options.run, options.data, getattr(options, "later", None))
 
 
 def give_forecast(forecast: Forecast, options: argparse.Namespace) -> None:
@@ -80,6 +83,19 @@ def give_forecast(forecast: Forecast, options: argparse.Namespace) -> None:
     elif not options.json:
         text = forecast.to_csv()  # in which nothing steers the terminal
         print(text, end="")
+
+
+def say_unfinished(trained: Trained) -> None:
+    """Say on stderr that a run has not made all its rounds, and from which one its answers come.
+
+    Args:
+        trained: as `open_run` gives it.
+    """
+    folder = trained.folder
+    if folder is not None and not (folder / "metrics.json").is_file():
+        at = f"{folder} has not been finished: what follows is of round {trained.round} of {trained.study.plan.rounds}"
+        hint = run_failures.next_step(folder, "run the study with --resume to finish it")
+        say(f"warning: {at} ({hint})", file=sys.stderr)
 
 
 def print_table(result: Result) -> None:

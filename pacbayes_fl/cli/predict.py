@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from pacbayes_fl.cli.arguments import AddCommand, clients_option, forecast_options
-from pacbayes_fl.cli.output import check_forecast, give_forecast
+from pacbayes_fl.cli.output import check_forecast, give_forecast, say_unfinished
 
 
 def arguments(command: AddCommand) -> None:
@@ -53,5 +53,6 @@ def act(options: argparse.Namespace) -> None:
 
     check_forecast(options)
     trained = open_run(options.run)
+    say_unfinished(trained)
     clients = named(trained, options.client)
     give_forecast(forecast(trained, options.data, clients, options.quantiles, options.later), options)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from pacbayes_fl.cli.arguments import AddCommand, clients_option, json_option
-from pacbayes_fl.cli.output import print_table, say
+from pacbayes_fl.cli.output import print_table, say, say_unfinished
 from pacbayes_fl.errors import counted
 
 
@@ -45,11 +45,14 @@ def act(options: argparse.Namespace) -> None:
     """
     from pacbayes_fl.study.run import open_run
     from pacbayes_fl.study.serving.arrivals import named
+    from pacbayes_fl.study.serving.out_file import check_apart
     from pacbayes_fl.study.serving.score import check_out, score
 
     if options.out is not None:
         check_out(options.out)
+        check_apart(options.out, options.run, options.data)
     trained = open_run(options.run)
+    say_unfinished(trained)
     result = score(trained, options.data, named(trained, options.client))
     if options.json:
         print(json.dumps(result.to_json()))

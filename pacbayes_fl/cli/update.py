@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pacbayes_fl.cli.arguments import AddCommand, clients_option, json_option
 from pacbayes_fl.cli.layout import fitted, room
-from pacbayes_fl.cli.output import say
+from pacbayes_fl.cli.output import say, say_unfinished
 
 
 def arguments(command: AddCommand) -> None:
@@ -47,6 +47,7 @@ def act(options: argparse.Namespace) -> None:
     from pacbayes_fl.study.serving.updates import update
 
     trained = open_run(options.run)
+    say_unfinished(trained)
     result = update(trained, options.data, named(trained, options.client))
     counts = {name: one._asdict() for name, one in result.found.items()}
     if options.json:

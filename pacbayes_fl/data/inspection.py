@@ -11,6 +11,9 @@ import numpy as np
 
 from pacbayes_fl.data import cells, class_labels, clock, twins
 from pacbayes_fl.data.archives import Array
+from pacbayes_fl.data.far_clients import far
+from pacbayes_fl.data.moments import moments_of
+from pacbayes_fl.data.scaling import columns_of
 from pacbayes_fl.data.tables import Dataset
 from pacbayes_fl.errors import counted, listed
 
@@ -70,7 +73,8 @@ def inspect(dataset: Dataset, near: float = 1e-4, allowed: bool = False, whole: 
         found.append(Finding("copied clients", *same_rows_said(copies)))
     if copied := target_copies(dataset):
         found.append(Finding("target", *target_copies_said(copied, dataset.target.name)))
-    return [*found, *_outliers(columns, rows, dataset.classes is not None), *_labels(dataset, rows)]
+    found += [*_units(dataset, columns), *_outliers(columns, rows, dataset.classes is not None)]
+    return [*found, *_labels(dataset, rows)]
 
 
 def same_rows(dataset: Dataset) -> tuple[tuple[str, ...], ...]:
@@ -276,7 +280,12 @@ def _repeats(dataset: Dataset, rows: Mapping[str, _Rows], near: float, allowed: 
     if close:
         of = listed([f"{name} {int(number)}" for name, number in _largest(close)])
         text = f"{counted(int(sum(close.values())), 'row')} but for a {near:g} of the spread equal to another: {of}"
-        yield Finding("near-twins", text, "a resampled or joined table? they count as one row in certificates", close)
+        yield Finding(
+            "near-twins",
+            text,
+            "resampled, joined, or in a larger unit than others' rows? they count as one row in certificates",
+            close,
+        )
 
 
 def _constants(columns: Sequence[str], rows: Mapping[str, _Rows], labels: bool) -> Iterator[Finding]:
@@ -314,6 +323,16 @@ def _row_names(columns: Sequence[str], rows: Mapping[str, _Rows]) -> Iterator[Fi
         if cells.names_rows(name, np.concatenate([one.values[:, j] for one in rows.values()]).tolist()):
             text = f"{name!r} numbers the rows of the file, as R and pandas write them, and is a feature"
             yield Finding("row numbers", text, "take the column out; or data.features names those that are used")
+
+
+def _units(dataset: Dataset, columns: Sequence[str]) -> Iterator[Finding]:
+    """Name clients of which a column is far from that of all others, as in another unit; see `far_clients.far`."""
+    train = dataset.groups["existing"].train
+    away = far(moments_of(columns_of(train), train.mask), train.mask.any(1)).cpu()
+    for j, column in enumerate(columns):
+        if who := [name for name, one in zip(train.names, away[:, j].tolist(), strict=True) if one]:
+            text = f"{column} of {listed(who)} is far from that of all other clients"
+            yield Finding("units", text, "another unit, or a wrong value? mend it, or leave such clients out")
 
 
 def _outliers(columns: Sequence[str], rows: Mapping[str, _Rows], labels: bool) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.far_clients import beyond, say_far, without_far_by
 from pacbayes_fl.data.linear_start import LinearStart
+from pacbayes_fl.data.lone_values import say_lone
 from pacbayes_fl.data.moments import Moments, combined, moments_of, standardised
 from pacbayes_fl.data.row_counts import counted_rows
 from pacbayes_fl.data.shrinkage import Population, fit_population, shrunk
@@ -319,9 +320,9 @@ def settle_moments(
         kinds[-1] = "none"
     pooled = torch.tensor([kind == "pooled" for kind in kinds], device=device)
     if still := [name for name, one in zip(names, (pooled & whole.flat[0]).tolist(), strict=True) if one]:
-        warnings.warn(
-            f"{_listed(still)} do not vary over all clients: left unscaled (std := 1)", stacklevel=caller_stacklevel()
-        )
+        vary = "does" if len(still) == 1 else "do"
+        text = f"{_listed(still)} {vary} not vary over all clients: left unscaled (std := 1)"
+        warnings.warn(text, stacklevel=caller_stacklevel())
     mean, std = torch.where(pooled, whole.mean[0], 0.0), torch.where(pooled & ~whole.flat[0], whole.std[0], 1.0)
     result = Shared(tuple(kinds), mean, std)
     if "shrunk" not in kinds:
@@ -340,7 +341,8 @@ def fit(batch: ClientBatch, shared: Shared | None = None, columns: Sequence[str]
     """Fit mean and population standard deviation of every client's features and, where it is no label, of its target.
 
     A column (or target) that is constant, but for rounding of its largest value, is shifted and not scaled, and
-    everything of a client without rows is left as it is; a warning says which columns of whom.
+    everything of a client without rows is left as it is; a warning says which columns of whom, and in which a few
+    values are far from all others (`data.lone_values`).
 
     Args:
         batch: training rows, x [K, N, d], y [K, N].
@@ -351,11 +353,14 @@ def fit(batch: ClientBatch, shared: Shared | None = None, columns: Sequence[str]
         The maps of its K clients by their own rows, of all columns; see `Shared.used`.
     """
     labels = not batch.y.is_floating_point()
-    mean, std, flat = moments_of(columns_of(batch), batch.mask)
+    together = columns_of(batch)
+    mean, std, flat = moments_of(together, batch.mask)
+    names = [*columns] or [*(f"column {j}" for j in range(flat.shape[1] - 1)), "targets"]
     own = flat & batch.mask.any(1).unsqueeze(-1)
     if shared is not None:
         own = own & torch.tensor([kind == "client" for kind in shared.kinds], device=own.device)
-    _say_constant(batch.names, own.cpu(), [*columns][:-1] or [f"column {j}" for j in range(own.shape[1] - 1)], labels)
+    _say_constant(batch.names, own.cpu(), names[:-1], labels)
+    say_lone(batch, together, names)
     std = torch.where(flat, 1.0, std)
     return Scaling(mean[:, :-1], std[:, :-1], mean[:, -1], std[:, -1])
 

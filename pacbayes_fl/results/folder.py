@@ -77,9 +77,11 @@ FOLDERS: Mapping[str, str] = MappingProxyType(
 )
 """The folders below a run folder and what they hold."""
 
-_OTHERS: Final = MappingProxyType({"run.lock": "which process runs", "manifest.json": "checksums of all files"})
+OTHERS: Final = MappingProxyType({"run.lock": "which process runs", "manifest.json": "checksums of all files"})
+"""What else is in a run folder."""
+
 _FOLDERS: Final = tuple(FOLDERS)
-_OWN: Final = frozenset((*FILES, *_FOLDERS, "run.lock", "manifest.json"))
+_OWN: Final = frozenset((*FILES, *_FOLDERS, *OTHERS))
 
 
 def leaving(private: bool) -> JsonTable:
@@ -92,7 +94,7 @@ def leaving(private: bool) -> JsonTable:
         "may_leave", the files that the guarantee covers; "stay", by name what others hold; and "to_publish".
     """
     may_leave = [name for name, content in FILES.items() if content.released and private]
-    every = {**{name: content.holds for name, content in FILES.items()}, **FOLDERS, **_OTHERS}
+    every = {**{name: content.holds for name, content in FILES.items()}, **FOLDERS, **OTHERS}
     stay = {name: holds for name, holds in every.items() if name not in may_leave}
     return {"may_leave": may_leave, "stay": stay, "to_publish": "pacbayes-fl release RUN --out DIR"}
 

@@ -11,6 +11,7 @@ import torch
 
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.far_clients import without_far
+from pacbayes_fl.data.foreign_units import say_foreign
 from pacbayes_fl.data.linear_start import LinearStart, linear_moments, pooled_ridge
 from pacbayes_fl.data.scaling import Shared, columns_of, untouched
 from pacbayes_fl.errors import PrivacyError, StudyError
@@ -174,6 +175,8 @@ def _scaled(
         known = existing.units if shared.transform is None else existing.used  # those of the targets that are learned
         existing = replace(existing, shared=shared._replace(average=known.average()))
     others = {name: scale(group, existing.shared, *how) for name, group in dataset.groups.items() if name != "existing"}
+    for group in others.values():
+        say_foreign(existing.shared.learned(group.raw.train), existing.shared, scaling.names(dataset))
     return {name: others.get(name, existing) for name in dataset.groups}
 
 

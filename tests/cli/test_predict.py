@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from pacbayes_fl.results import records as results
-from tests.cli.answers import Call
-from tests.tiny import ROUNDS, write_csv
+from pacbayes_fl.results.rounds import RoundRecord
+from pacbayes_fl.study.run import run
+from tests.cli.answers import Call, assert_one_line
+from tests.tiny import ROUNDS, tiny, write_csv
 
 
 def test_predict_gives_what_the_run_reported(call: Call, finished: Path, tmp_path: Path) -> None:
@@ -79,3 +81,30 @@ def test_levels_that_are_no_numbers_are_wrong_usage(call: Call, capsys: pytest.C
     with pytest.raises(SystemExit, match="2"):
         call("predict", "run", "--data", "ask.csv", "--quantiles", "low")
     assert "argument --quantiles: expected levels such as .05,.5,.95, got 'low'" in capsys.readouterr().err
+
+
+def test_files_that_are_read_are_not_written(call: Call, finished: Path, tmp_path: Path) -> None:
+    write_csv(tmp_path / "ask.csv", [{"client": "poly_00", "x": 0.1, "y": ""}])
+    before = (tmp_path / "ask.csv").read_bytes()
+    for command in ("predict", "join", "score"):
+        assert_one_line(
+            call(command, finished, "--data", "ask.csv", "--out", "ask.csv"), "holds the rows that are read"
+        )
+    taken = finished / "clients.csv"
+    assert_one_line(call("predict", finished, "--data", "ask.csv", "--out", taken), f"{taken} is a file of what")
+    assert (tmp_path / "ask.csv").read_bytes() == before
+
+
+def test_a_run_that_is_not_finished_says_so(call: Call, tmp_path: Path) -> None:
+    def stop(record: RoundRecord) -> None:
+        if record.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny("federation.checkpoint_every=1"), tmp_path / "run", on_round=stop)
+    write_csv(tmp_path / "ask.csv", [{"client": "poly_00", "x": 0.1, "y": 1.0}])
+    write_csv(tmp_path / "new.csv", [{"client": "n", "x": x, "y": x} for x in (0.1, 0.2, 0.3)])
+    said = f"run has not been finished: what follows is of round 1 of {ROUNDS} (run the study with --resume"
+    for command, data in (("predict", "ask.csv"), ("score", "ask.csv"), ("update", "ask.csv"), ("join", "new.csv")):
+        answer = call(command, "run", "--data", data)
+        assert answer.code == 0 and answer.err.count(said) == 1

@@ -198,3 +198,17 @@ def test_rows_that_many_clients_have_make_no_copies() -> None:
     assert same_rows(copied({"a": few, "b": few})) == (("a", "b"),)
     assert same_rows(copied({"a": few, "b": few, "c": [*few[:1], (7.0, 7.0)]})) == ()
     assert same_rows(copied({"a": few[:2], "b": few[:2]})) == ()
+
+
+def test_a_client_in_another_unit_is_named_and_clients_as_others_are_not() -> None:
+    random = torch.Generator().manual_seed(0)
+    x, y = torch.randn(6, 12, 1, generator=random).double(), torch.randn(6, 12, generator=random).double()
+    names, columns = [f"c{k}" for k in range(6)], ((Column("a"),), Column("y"))
+
+    def units(factor: float) -> list[Finding]:
+        scaled = y * torch.tensor([1.0, 1.0, factor, 1.0, 1.0, 1.0]).unsqueeze(1)
+        batch = ClientBatch.pad([*zip(x, scaled, strict=True)], names)
+        return of(inspect(Dataset({"existing": Group(batch, batch)}, *columns, {}), allowed=True), "units")
+
+    assert [one.text for one in units(1000.0)] == ["y of c2 is far from that of all other clients"]
+    assert units(3.0) == []

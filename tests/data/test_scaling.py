@@ -317,7 +317,7 @@ def test_who_knows_of_no_others_is_told_what_may_be_lost(clients: int) -> None:
 
 
 def test_a_pooled_column_that_varies_nowhere_is_named() -> None:
-    with pytest.warns(UserWarning, match=r"^seven do not vary over all clients: left unscaled"):
+    with pytest.warns(UserWarning, match=r"^seven does not vary over all clients: left unscaled"):
         shared = scaling.settle(houses(9, 4), [None, None, None, "pooled", "client"], ("a", "b", "c", "seven", "y"))
     assert shared.std[3] == 1 and shared.mean[3] == 7
 

@@ -237,6 +237,8 @@ def not_target(name: str, values: Values, taken: str) -> str:
     said = f"column {name!r} holds {what} and was not taken for the target, but {taken!r}, the last of numbers"
     if unread is not None:
         return f"{said}; {_PLAINLY}"
+    if not dated and len(held) == 1:
+        return f"{said}; it holds one word, {shown(next(iter(held)))}, where classes are two or more"
     if not dated and len(held) <= class_labels.FEW:
         return f"{said}; {class_labels.numbered(held)}, and then --target {name} --method pfedbayes learns them"
     return f"{said}; --target names another"

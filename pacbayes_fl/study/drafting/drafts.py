@@ -106,7 +106,9 @@ def _short(study: Study) -> tuple[list[str], int]:
 def _of_nobody(part: DataPart, rows: user_tables.Table) -> str:
     """Say what is done about a table of which no client has rows for both sides."""
     if rows.split is None:
-        return "--client names another column"
+        most = max(len(y) for _, y in rows.clients.values())
+        each = "every client has a single row; " if most == 1 else ""
+        return f"{each}--client names a column whose values repeat"
     some = f"column {part.split!r} gives none both 'train' and 'test': mark some rows of each client"
     return f"{some}; or rename it, and the last rows of each are test rows"
 

@@ -174,6 +174,21 @@ def say_far(names: Sequence[str], far: Sequence[float], transform: Transform | N
         warnings.warn(what, stacklevel=caller_stacklevel())
 
 
+def distance(mean: Tensor, y: Tensor) -> float:
+    """Say how far predictions, or later targets, are from a client's own targets.
+
+    Args:
+        mean: these numbers [M], NaN where nothing is; in the unit of y.
+        y: training targets [n].
+
+    Returns:
+        The largest distance from their mean, in their standard deviations; 0 where they vary by rounding alone.
+    """
+    spread = float(y.double().std(correction=0)) if len(y) else 0.0
+    far = (mean.double() - y.double().mean()).abs().nan_to_num(0.0)
+    return float(far.max()) / spread if len(y) and len(far) and spread > 1e-12 * float(y.abs().max()) else 0.0
+
+
 def not_finite(transform: Transform | None) -> str:
     """Say what may be done about predictions that are no numbers.
 

@@ -194,6 +194,10 @@ def new_rows(known: Served, group: ScaledGroup, table: user_tables.Table, path: 
     if known.study.data.missing != "refuse":
         table = table.select({name: ~own_y.isnan() for name, (_, own_y) in table.clients.items()})
     x, y = table.clients[client]
+    if bool((blank := y.isnan()).any()):
+        place = table.place(client, int(blank.nonzero()[0]))
+        what = f"{path} {place}: column {known.study.data.target!r} has no value, from which nothing can be learned"
+        raise DataError(what, client=client, hint="fill it in, or leave the row out")
     more = pad(known, client, x, y)
     check_targets(more, known.shared, table.place)
     times = None if table.times is None else table.times[client]
@@ -433,18 +437,3 @@ def named(trained: Trained, words: Sequence[str]) -> list[str]:
     """
     known = {name for group in trained.groups.values() for name in group.train.names}
     return apart(words, known)
-
-
-def distance(mean: Tensor, y: Tensor) -> float:
-    """Say how far predictions, or later targets, are from a client's own targets.
-
-    Args:
-        mean: these numbers [M], NaN where nothing is; in the unit of y.
-        y: training targets [n].
-
-    Returns:
-        The largest distance from their mean, in their standard deviations; 0 where they vary by rounding alone.
-    """
-    spread = float(y.double().std(correction=0)) if len(y) else 0.0
-    far = (mean.double() - y.double().mean()).abs().nan_to_num(0.0)
-    return float(far.max()) / spread if len(y) and len(far) and spread > 1e-12 * float(y.abs().max()) else 0.0

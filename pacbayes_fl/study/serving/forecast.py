@@ -24,11 +24,11 @@ from pacbayes_fl.names import as_html, to_cell, told_apart
 from pacbayes_fl.results.folder import write_atomic
 from pacbayes_fl.results.frames import frame
 from pacbayes_fl.study.data import ScaledGroup
-from pacbayes_fl.study.evaluate.regression import not_finite, say_far
+from pacbayes_fl.study.evaluate.regression import distance, not_finite, say_far
 from pacbayes_fl.study.rows.target_power import check_moments
 from pacbayes_fl.study.run import Trained
 from pacbayes_fl.study.serving import user_rows
-from pacbayes_fl.study.serving.arrivals import distance, from_table, images_of, members_of, past_of, taken
+from pacbayes_fl.study.serving.arrivals import from_table, images_of, members_of, past_of, taken
 from pacbayes_fl.study.serving.predict import answers, levels_of, probabilities
 from pacbayes_fl.study.serving.release import Served, served
 from pacbayes_fl.study.serving.updates import updated
@@ -329,10 +329,9 @@ def _read(
         return _Asked(
             path, columns, owners, {name: x for name, (x, _) in images.items()}, brought.where, frozenset(blank)
         )
-    columns, places = read = user_tables.read_columns(path)
+    own, groups = (known.study.data, schema), [*trained.groups.values()]
+    columns, places = read = user_rows.read_columns(*own, path, groups)
     past = past_of(known, later, default)
-    own = known.study.data, schema
-    groups = [*trained.groups.values()]
     table = user_rows.read(*own, path, need_target=False, default=default, groups=groups, past=past, columns=read)
     count = len(next(iter(columns.values())))
     owners = [str(value) for value in columns.get(client, [default] * count)]

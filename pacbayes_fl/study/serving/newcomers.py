@@ -136,8 +136,8 @@ def _read(
     if known.schema.feature_shape:
         brought, labels = images_of(known, path, None)
         return image_columns(path, brought), brought.where, list(brought.client), user_images.by_client(brought, labels)
-    read = user_tables.read_columns(path)
     data = known.study.data
+    read = user_rows.read_columns(data, known.schema, path)
     table = user_rows.read(data, known.schema, path, need_target=True, columns=read, excluded=False)
     return *read, [str(value) for value in read[0][data.client]], table
 

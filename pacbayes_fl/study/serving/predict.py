@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pacbayes_fl.data import tables, user_tables
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.foreign_units import say_foreign
 from pacbayes_fl.data.scaling import Scaling
 from pacbayes_fl.data.transforms import Transform
 from pacbayes_fl.errors import DataError, NumericalError, StudyError, caller_stacklevel, kinds_checked, listed
@@ -22,14 +23,14 @@ from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.study.data import ScaledGroup, check_targets, scale
 from pacbayes_fl.study.evaluate.classification import predictive
-from pacbayes_fl.study.evaluate.regression import BAND, not_finite, say_far
+from pacbayes_fl.study.evaluate.regression import BAND, distance, not_finite, say_far
 from pacbayes_fl.study.evaluate.report import state_of
 from pacbayes_fl.study.evaluate.units import units_of
 from pacbayes_fl.study.prepare import device_of
 from pacbayes_fl.study.rows import scaling
 from pacbayes_fl.study.run import Trained
 from pacbayes_fl.study.serving import user_rows
-from pacbayes_fl.study.serving.arrivals import distance, from_table, members_of, pad, past_of, read
+from pacbayes_fl.study.serving.arrivals import from_table, members_of, pad, past_of, read
 from pacbayes_fl.study.serving.release import Served, served
 from pacbayes_fl.study.serving.updates import updated
 
@@ -280,6 +281,7 @@ def _scaled(known: Served, own: ClientBatch, empty: bool) -> ScaledGroup:
     columns = scaling.names(known.schema)
     group = scale(tables.Group(own, own), known.shared, device_of(known.study), known.dtype, columns)
     if not empty:
+        say_foreign(known.shared.learned(own), known.shared, columns)
         return group
     name, average = own.names[0], known.shared.average
     if average is None and not known.schema.feature_shape:

@@ -25,12 +25,11 @@ from pacbayes_fl.federation.client_states import Kept
 from pacbayes_fl.federation.lock import RunLock
 from pacbayes_fl.results import updates
 from pacbayes_fl.results.manifest import put
-from pacbayes_fl.study.evaluate.regression import FAR
+from pacbayes_fl.study.evaluate.regression import FAR, distance
 from pacbayes_fl.study.run import Trained
 from pacbayes_fl.study.serving.arrivals import (
     Count,
     NewRows,
-    distance,
     extended,
     members_of,
     new_rows,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +15,7 @@ from pacbayes_fl.data.encoding import encoded
 from pacbayes_fl.data.history import History
 from pacbayes_fl.data.tables import Dataset
 from pacbayes_fl.errors import DataError, caller_stacklevel, counted
+from pacbayes_fl.names import from_cell
 from pacbayes_fl.study.config.parts import DataPart
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.rows.scaling import bounds_of
@@ -43,7 +44,7 @@ def read(
         groups: of the run, whose training rows' medians fill in what is missing; of any other client it is those of its
             rows with a target in the table.
         past: what is known of the clients' past, the run's own when None.
-        columns: what `user_tables.read_columns` gave of the file; it is read when None.
+        columns: what `read_columns` gave of the file; it is read when None.
         excluded: whether rows of `data.exclude_clients` are left unread here too.
 
     Returns:
@@ -53,11 +54,11 @@ def read(
         DataError: as `user_tables.read_table`; or when a row's bounds of the target are not in order, or its
             label is none of the run's.
     """
-    made, path = [column.name for column in schema.features], Path(path)
+    made, path, groups = [column.name for column in schema.features], Path(path), [*groups]
     medians = _medians(groups) if data.missing == "median" else {}
+    columns = read_columns(data, schema, path, groups) if columns is None else columns
     if excluded and data.exclude_clients:
-        found = user_tables.read_columns(path) if columns is None else columns
-        columns = user_tables.without_clients(path, data.client, data.exclude_clients, found)
+        columns = user_tables.without_clients(path, data.client, data.exclude_clients, columns)
     try:
         table = user_tables.read_table(
             path,
@@ -84,6 +85,44 @@ def read(
     for name, (x, _) in table.clients.items():
         bounds.check_rows(name, x, table.place)
     return table
+
+
+def read_columns(
+    data: DataPart, schema: Dataset, path: Path, groups: Iterable[ScaledGroup] = ()
+) -> tuple[dict[str, list[object]], list[str]]:
+    """Read a table as it stands there, with the names of a run's columns and clients also as `names.to_cell` has them.
+
+    A forecast or a table of scores that was written for a spreadsheet is read as the table that it was made of.
+
+    Args:
+        data: of the run's study.
+        schema: the run's columns, and its clients' past.
+        path: CSV or Parquet.
+        groups: of the run.
+
+    Returns:
+        Values by column, and where each row stands.
+
+    Raises:
+        DataError: as `user_tables.read_columns`.
+    """
+    columns, places = user_tables.read_columns(path)
+    own = {data.column_of(column.name) for column in schema.features} | {*data.marks}
+    own |= {name for name in (data.client, data.target, data.time) if name is not None}
+    renamed = _meant(columns, own)
+    columns = {renamed.get(name, name): values for name, values in columns.items()}
+    clients = {name for group in groups for name in group.train.names}
+    clients |= set() if schema.history is None else {*schema.history.clients}
+    if data.client in columns and (meant := _meant(columns[data.client], clients)):
+        columns[data.client] = [meant.get(cell, cell) for cell in columns[data.client]]
+    return columns, places
+
+
+def _meant(cells: Iterable[object], known: Collection[str]) -> dict[object, str]:
+    """Find which cells are those of a known name that is not there itself."""
+    there = {*cells}
+    meant = {cell: from_cell(cell) for cell in there.difference(known) if isinstance(cell, str)}
+    return {cell: name for cell, name in meant.items() if name in known and name not in there}
 
 
 def _check_known(table: user_tables.Table, classes: int) -> None:

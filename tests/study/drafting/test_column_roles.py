@@ -72,6 +72,7 @@ def test_few_words_are_numbered_and_dates_are_not() -> None:
         "holds dates and was not taken for the target, but 'x', the last of numbers; --target names another"
     )
     assert not_target("r", [*"abcdefgh"], "x").endswith("--target names another")
+    assert not_target("r", ["Y", "Y"], "x").endswith("it holds one word, 'Y', where classes are two or more")
 
 
 @pytest.mark.parametrize("text", ["1,234", "0,5", "45%", "12 %", "$3.50", "-€1.000,25", "12€", "1 234", "1'234.5"])

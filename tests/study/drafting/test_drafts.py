@@ -50,3 +50,8 @@ def test_marks_that_divide_no_client_are_named_and_not_the_column_of_clients(onl
     said = r"no client in column 'client' .* \(column 'split' gives none both 'train' and 'test': mark some rows of"
     with pytest.raises(StudyError, match=said):
         drafted(tmp_path, [{**row, "split": only} for row in ROWS])
+
+
+def test_clients_of_a_single_row_are_said_to_be_ones(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match=r"every client has a single row; --client names a column whose values repeat"):
+        drafted(tmp_path, [{**row, "client": f"c{k}"} for k, row in enumerate(ROWS)])

@@ -395,7 +395,9 @@ def test_clients_without_rows_for_both_sides_are_left_out_and_said(tmp_path: Pat
     assert study.data.exclude_clients == tuple(f"d{k}" for k in range(7))
     assert "7 of 11 clients left out by exclude_clients" in said and "d0, d1, d2, d3, d4 and 2 more" in said
     (tmp_path / "first.toml").unlink()
-    with pytest.raises(StudyError, match=r"no client in column 'client' .* \(--client names another column\)"):
+    with pytest.raises(
+        StudyError, match=r"no client in column 'client' .* \(every client has a single row; --client names a"
+    ):
         remarks_on(tmp_path, alone)
     noon = [{"when": "2024-05-01", **row} for row in rows()]
     for i, row in enumerate(noon[8:]):

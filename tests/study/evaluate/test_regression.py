@@ -19,7 +19,7 @@ from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior
 from pacbayes_fl.study.config import choices
 from pacbayes_fl.study.data import ScaledGroup, load
 from pacbayes_fl.study.evaluate.points import means, totals
-from pacbayes_fl.study.evaluate.regression import evaluate, labels
+from pacbayes_fl.study.evaluate.regression import distance, evaluate, labels
 from pacbayes_fl.study.evaluate.report import Report, metrics_of
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
@@ -203,3 +203,11 @@ def test_every_method_of_the_table_can_be_reported(tmp_path: Path) -> None:
                 study = choices.with_value(study, asked, choices.candidates(study, asked)[0])
             report, _ = scored(study, group)
             assert all(math.isfinite(value) for row in report.rows for value in row.metrics.values()), name
+
+
+def test_equal_targets_have_no_spread_whatever_rounding_leaves() -> None:
+    same = torch.full((15,), -1.2345678, dtype=torch.float64)
+    noisy = same + 1e-16 * torch.randn(15, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mean = torch.tensor([3.0, torch.nan], dtype=torch.float64)
+    assert distance(mean, same) == distance(mean, noisy) == distance(mean, same[:0]) == distance(mean[:0], same) == 0.0
+    assert 3.0 < distance(mean, torch.tensor([0.0, 1.0, -1.0]).double()) < 4.0

@@ -10,7 +10,6 @@ import torch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.study import run
 from pacbayes_fl.study.serving import arrivals
-from pacbayes_fl.study.serving.arrivals import distance
 from pacbayes_fl.study.serving.predict import Prediction, members_of, predict
 from pacbayes_fl.study.serving.release import served
 from tests.tiny import Row, on_csv, quick, rows, write_csv
@@ -66,11 +65,3 @@ def test_later_rows_change_a_prediction_or_are_refused(name: str, tmp_path: Path
     assert not torch.equal(before.mean, after.mean) and torch.equal(
         after.mean, predict(trained, CLIENT, ask, late).mean
     )
-
-
-def test_equal_targets_have_no_spread_whatever_rounding_leaves() -> None:
-    same = torch.full((15,), -1.2345678, dtype=torch.float64)
-    noisy = same + 1e-16 * torch.randn(15, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    mean = torch.tensor([3.0, torch.nan], dtype=torch.float64)
-    assert distance(mean, same) == distance(mean, noisy) == distance(mean, same[:0]) == distance(mean[:0], same) == 0.0
-    assert 3.0 < distance(mean, torch.tensor([0.0, 1.0, -1.0]).double()) < 4.0

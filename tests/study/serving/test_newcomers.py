@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,19 @@ def test_others_are_predicted_where_one_clients_numbers_are_not_finite(
     calls.clear()
     with pytest.raises(NumericalError, match="stranger 0"):
         forecast_newcomers(trained, path)
+
+
+@pytest.mark.parametrize(("scale", "how"), [("pooled", "by whose moments it is scaled"), ("shrunk", "its own moments")])
+def test_a_newcomer_in_another_unit_or_with_a_wrong_cell_is_named(scale: str, how: str, tmp_path: Path) -> None:
+    study = on_csv(write_csv(tmp_path / "rows.csv", rows()), f"data.scale={scale}")
+    run.run(study, tmp_path / "run")
+    trained = run.open_run(tmp_path / "run")
+    usual = mixed()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        forecast_newcomers(trained, write_csv(tmp_path / "usual.csv", usual))
+    scaled = [
+        row | {"y": 1000 * float(str(row["y"]))} if row["y"] and row["client"] == "stranger 1" else row for row in usual
+    ]
+    with pytest.warns(UserWarning, match=f"^stranger 1: far in y from what the clients of the training have, .*{how}"):
+        forecast_newcomers(trained, write_csv(tmp_path / "unit.csv", scaled))

@@ -228,6 +228,11 @@ def test_what_cannot_be_taken_is_refused(start: Start, tmp_path: Path) -> None:
     kept = replace(opened.study, report=replace(opened.study.report, keep="no-rows"))
     with pytest.raises(StudyError, match=r"keeps no rows .*predict --later takes them at every call"):
         update(replace(opened, study=kept), path)
+    blank = [{**row, "y": ""} if k == 2 else row for k, row in enumerate(later())]
+    with pytest.raises(
+        DataError, match=r"blank\.csv line 4: column 'y' has no value.*\(fill it in, or leave the row out"
+    ):
+        update(opened, write_csv(tmp_path / "blank.csv", blank))
     assert since(folder) is None and update(opened, path, ["new_0"]).found == {"new_0": Count(4)}
 
 

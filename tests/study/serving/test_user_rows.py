@@ -17,8 +17,10 @@ from pacbayes_fl.study.run import Trained, open_run, run
 from pacbayes_fl.study.serving import user_rows
 from pacbayes_fl.study.serving.forecast import forecast
 from pacbayes_fl.study.serving.predict import join, predict
+from pacbayes_fl.study.serving.score import score
 from pacbayes_fl.study.serving.updates import update
 from tests.study.analyst import data, houses
+from tests.tiny import write_csv
 
 FRAME = houses()
 PARTS = {"method": {"name": "ridge"}, "privacy": {"epsilon": "none"}}
@@ -208,3 +210,23 @@ def test_messages_speak_of_lags_where_one_is_missing() -> None:
     for lacking, added in {"lag:24h (2 rows)": True, "roll:3h (1 row)": True, "cloud (1 row)": False}.items():
         said = user_rows.with_lags(lacking)
         assert said.startswith(lacking) and ("that long before" in said) == added
+
+
+def test_a_forecast_that_was_written_for_a_spreadsheet_is_read_back(tmp_path: Path) -> None:
+    """Names that could be formulas have an apostrophe there, in cells of clients and of words, and above columns."""
+    names, words = ["=1+1", "@b", "'s Graveland", "-c"], ["=low", "high", "+x"]
+    table = [
+        {"client": name, "-t": k / 7, "kind": words[k % 3], "y": k % 4 + k / 9} for name in names for k in range(12)
+    ]
+    data = {"source": str(write_csv(tmp_path / "rows.csv", table)), "features": ["-t", "kind"], "categorical": ["kind"]}
+    run(Study.from_table({"data": data, **PARTS}), tmp_path / "run")
+    opened = open_run(tmp_path / "run")
+    ask = [{"client": name, "-t": 0.31 + k, "kind": words[k % 3], "y": 1.5} for name in names for k in range(3)]
+    first = forecast(opened, write_csv(tmp_path / "ask.csv", ask))
+    first.save(tmp_path / "forecast.csv")
+    assert "'=1+1,0.31,'=low" in (tmp_path / "forecast.csv").read_text()
+    again = forecast(opened, tmp_path / "forecast.csv")
+    assert list(again.clients) == list(first.clients) == [name for name in names for _ in range(3)]
+    assert torch.equal(again.predicted["mean"], first.predicted["mean"])
+    one, other = (score(opened, tmp_path / name) for name in ("ask.csv", "forecast.csv"))
+    assert one.to_json()["clients"] == other.to_json()["clients"] and [*other.rows] == names

@@ -1,0 +1,75 @@
+"""Columns in which a few values are so far from all others that scaling makes nearly one value of the rest."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import caller_stacklevel, listed
+from pacbayes_fl.tensors import client_blocks
+
+_SHARE: Final = 0.8  # of a client's rows that are nearest to its median
+_LEAST: Final = 0.01  # standard deviations in which these lie, at least
+_ROUNDING: Final = 500.0  # of the least relative step of numbers: distances below are none
+
+
+def lone(columns: Tensor, mask: Tensor) -> Tensor:
+    """Say which columns of which clients a few values stretch.
+
+    With the median m_k of a client's n_k values v_i and the ceil(.8 n_k)-th smallest distance |v_i - m_k|, called d_k,
+    0 < d_k < .01 std_k; so one value among n stretches a column from about 100 d_k sqrt(n) on. Where d_k is 0 most
+    values are equal, as where it seldom rains, and nothing is said.
+
+    Args:
+        columns: [K, N, c], in units of each.
+        mask: rows that there are [K, N] bool.
+
+    Returns:
+        [K, c] bool; False of clients with fewer than five rows.
+    """
+    rows = mask.sum(1)
+    at = ((_SHARE * rows).ceil().long() - 1).clamp_min(0)
+    middle = ((rows - 1) // 2).clamp_min(0)
+    empty = ~mask.unsqueeze(-1)
+    ordered = columns.double().masked_fill(empty, torch.inf).sort(1).values
+    median = _nth(ordered, middle)
+    away = (columns.double() - median.unsqueeze(1)).abs().masked_fill(empty, torch.inf).sort(1).values
+    inner, farthest = _nth(away, at), _nth(away, (rows - 1).clamp_min(0))
+    scale = torch.where(farthest > 0, farthest, 1.0)
+    square = torch.where(away.isfinite(), away / scale.unsqueeze(1), 0.0).square().sum(1) / rows.clamp_min(1)[:, None]
+    some = inner > _ROUNDING * torch.finfo(columns.dtype).eps * median.abs()
+    return some & (inner / scale < _LEAST * square.sqrt()) & (rows >= 5).unsqueeze(-1)
+
+
+def say_lone(batch: ClientBatch, columns: Tensor, names: Sequence[str]) -> None:
+    """Warn of columns that a few values stretch; see `lone`.
+
+    Args:
+        batch: training rows of K clients.
+        columns: theirs [K, N, c], in units of each.
+        names: of the c columns.
+
+    Warns:
+        UserWarning: naming the clients, and the columns.
+    """
+    found = torch.cat([lone(columns[own], batch.mask[own]) for own in client_blocks(batch.clients)]).cpu()
+    if not bool(found.any()):
+        return
+    who = [name for name, one in zip(batch.names, found.any(1).tolist(), strict=True) if one]
+    where = [name for name, one in zip(names, found.any(0).tolist(), strict=True) if one]
+    what = (
+        f"{listed(who)}: a few values of {listed(where)} are so far from the others that four fifths of the rows lie "
+        "within a hundredth of a standard deviation, nearly one value once they are scaled"
+    )
+    warnings.warn(f"{what}; mend these rows, or leave them out", stacklevel=caller_stacklevel())
+
+
+def _nth(ordered: Tensor, at: Tensor) -> Tensor:
+    """Take a row [K] of each client of [K, N, c]."""
+    index = at.view(-1, 1, 1).expand(-1, 1, ordered.shape[2])
+    return ordered.gather(1, index).squeeze(1)
