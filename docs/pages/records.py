@@ -19,6 +19,7 @@ _TITLES: Final = {
     "variational family": ("families", "Variational families"),
     "noise mechanism": ("mechanisms", "Noise mechanisms"),
     "rule of aggregation": ("aggregations", "Rules of aggregation"),
+    "bundled study": ("studies", "Bundled studies"),
 }
 _KEYS: Final = """
 A study is a TOML file. Everything that a run depends on stands in it; what is left out has the default below.

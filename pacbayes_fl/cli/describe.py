@@ -29,7 +29,7 @@ def arguments(command: AddCommand) -> None:
     """
     sub = command(
         "describe",
-        "what is known of a method, bound, loss, metric, source of data, model, aggregation or table of a study",
+        "what is known of a method, bound, loss, metric, source of data, model, aggregation, study or table of one",
         "pacbayes-fl describe pac-pfl",
         "pacbayes-fl describe seeger",
         "pacbayes-fl describe federation",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -26,6 +27,7 @@ from pacbayes_fl.results.metrics import METRICS
 from pacbayes_fl.server.aggregations import AGGREGATIONS
 from pacbayes_fl.study.config import plugins, sources
 from pacbayes_fl.study.config.keys import PARTS
+from pacbayes_fl.study.config.listing import BUNDLED, listing
 from pacbayes_fl.study.config.models import KINDS, MODEL_KINDS, kinds_over
 from pacbayes_fl.study.config.parts import CertifyPart, DataPart
 
@@ -98,8 +100,8 @@ def describe(name: str) -> tuple[Description, ...]:
 
     Args:
         name: of a method, bound, loss, metric, source of data, kind of model, variational family, partition, mechanism,
-            rule of aggregation or table of a study; of an entry point of an installed package; or a reference such as
-            "mine.py:MyMethod".
+            rule of aggregation, bundled study or table of a study; of an entry point of an installed package; or a
+            reference such as "mine.py:MyMethod".
 
     Returns:
         What is known of it, once for each family that has the name.
@@ -146,6 +148,7 @@ def _families() -> tuple[tuple[tuple[str, ...], Callable[[str], Description]], .
         (tuple(MECHANISMS), _mechanism),
         (tuple(AGGREGATIONS), _aggregation),
         (tuple(_tables()), _table),
+        (tuple(dict(listing("studies"))), _study),
     )
 
 
@@ -167,6 +170,29 @@ def _open() -> tuple[tuple[OpenTable[Any], Callable[[str], Description]], ...]:
 
 def _tables() -> Mapping[str, type]:
     return {"data": DataPart, **dict(PARTS), "report.certify": CertifyPart}
+
+
+def _study(name: str) -> Description:
+    study = tomllib.loads((BUNDLED / f"{name}.toml").read_text("utf-8"))
+    source, options = study["data"]["source"], study["data"].get("options", {})
+    facts = [
+        ("data", ", ".join([source, *(f"{key} = {_value(one)}" for key, one in options.items())])),
+        ("files", _files(source, options)),
+        ("method", f"{study['method']['name']}, where method.name or --methods names no other"),
+    ]
+    if own := study.get("methods", {}):
+        facts.append(("values of single methods", ", ".join(own)))
+    pair = "pfedbayes,fedavg-ft" if "root" in sources.options_of(source) else "pac-pfl,pooled-ridge"
+    examples = (f"pacbayes-fl run {name}", f"pacbayes-fl compare {name} --methods {pair} --seeds 3")
+    return Description("bundled study", name, dict(listing("studies"))[name], tuple(facts), (), examples)
+
+
+def _files(source: str, options: Mapping[str, object]) -> str:
+    """Say which files a bundled study reads."""
+    read = [value for value in options.values() if isinstance(value, str) and "$" in value]
+    if "root" in sources.options_of(source):
+        read.append("the images, in $PACBAYES_FL_DATA or in the folder that data.options.root names")
+    return "; ".join(read) or "none: the rows are drawn, or ship with a package"
 
 
 def _value(value: object) -> str:

@@ -22,7 +22,7 @@ def test_every_description_fits(family: str) -> None:
                 assert joined.splitlines() == [
                     f"  {example}" for example in result.examples
                 ]  # words whole, no blank lost
-                assert text[0].startswith(f"{name} ({family}): "[:columns])
+                assert text[0].startswith(f"{name} ({result.family}): "[:columns])
             assert max(map(len, text)) <= 120 and all(line.isprintable() for line in text)
 
 
