@@ -104,7 +104,8 @@ class DivergenceGuard:
         what = f"{trouble.text}, at {_FRACTIONS[times]} of the learning rates too" if times else trouble.text
         culprit = None if self._player.aggregator is not None else self._culprit(state, outcome, trouble)
         if culprit is not None:
-            hint = "look at its rows, or bound what one client can do: federation.aggregate = 'clipped'"
+            bounded = "bound what one client can do: federation.aggregate = 'clipped'"
+            hint = f"look at its rows, or {bounded}; federation.diverges_at = 'none' lets such steps hold"
             what = what.removeprefix(f"client {culprit.client!r} ")  # the error begins with it
             raise NumericalError(f"{what}; {culprit.text}", client=culprit.client, round=t, hint=hint)
         hint = _SLOWER if self._steps else "nothing was changed; the last round's state holds"

@@ -210,6 +210,7 @@ def run_rounds(
 
     Raises:
         ClientError, NumericalError: as `rounds`.
+        StudyError: when something else is given for the method or its rows.
 
     Example:
         >>> import torch
@@ -220,6 +221,13 @@ def run_rounds(
         >>> run_rounds(method, batch, FederationPlan(rounds=2)).server.particles.shape[0]
         2
     """
+    if isinstance(method, type | str) or not hasattr(method, "init_server"):
+        shown = method.__name__ if isinstance(method, type) else repr(method)
+        what = f"method must be an object of a method, such as PacPFL(model), got {shown}"
+        raise StudyError(what, hint="pacbayes_fl.run takes a study, which names its method")
+    if not isinstance(batch, ClientBatch):
+        what = f"batch must be a ClientBatch, got {type(batch).__name__}"
+        raise StudyError(what, hint="ClientBatch.pad([(x, y), ...]), of x [m, d] and y [m] of every client")
     last = start(method, batch, plan)
     for record, state in rounds(method, batch, plan):
         last = state

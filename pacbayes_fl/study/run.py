@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import kinds_checked
+from pacbayes_fl.errors import StudyError, kinds_checked
 from pacbayes_fl.federation import engine, federation_state
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.private import PrivateAggregator
@@ -26,6 +26,7 @@ from pacbayes_fl.privacy.outside import Rehearsal, Releases
 from pacbayes_fl.results.client_rows import ClientRows, members
 from pacbayes_fl.results.metrics import Metric
 from pacbayes_fl.results.records import Result
+from pacbayes_fl.results.records import load as result_of
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.results.run_warnings import heard
 from pacbayes_fl.study import duration, privacy, residuals, uncertifiable
@@ -92,6 +93,17 @@ class Trained:
         counts = members({name: group.train.clients for name, group in self.groups.items()})
         what = printable(f"{self.study.method.name} on {self.study.name}")
         return f"Trained({what}, round {self.round}, {counts})"
+
+    @property
+    def result(self) -> Result:
+        """Scores and predictions of a finished run, as `run` gave them.
+
+        Raises:
+            StudyError: when the run is in no folder, or has not been finished.
+        """
+        if self.folder is None:
+            raise StudyError("the scores of a run are in its folder, and this one has none", hint="run(study, folder)")
+        return result_of(self.folder)
 
     @property
     def round(self) -> int:

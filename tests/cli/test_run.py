@@ -121,7 +121,9 @@ def test_what_a_run_refuses(call: Call, finished: Path, tmp_path: Path, monkeypa
     monkeypatch.delenv("PACBAYES_FL_DATA", raising=False)
     assert_one_line(call("run", "pv-ew-150-bern", *quiet), "PACBAYES_FL_DATA is not set", "(export PACBAYES_FL_DATA=")
     assert_one_line(call("run", "tiny.toml", "--quiet", "--out", finished), "holds a run already (go on with --resume")
-    assert_one_line(call("run", "tiny.toml", "--quiet", "--out", "tiny.toml"), "tiny.toml: is a file, where a folder is to be")
+    assert_one_line(
+        call("run", "tiny.toml", "--quiet", "--out", "tiny.toml"), "tiny.toml: is a file, where a folder is to be"
+    )
     resumed = ("run", "tiny.toml", "--quiet", "--out", finished, "--resume", "--set")
     assert_one_line(call(*resumed, "method.rate=0.5"), "method.rate: saved 0.01, now 0.5", "(set the values back")
     assert_one_line(call(*resumed, "federation.rounds=5"), "has finished round 12, and rounds is 5")

@@ -213,3 +213,11 @@ def test_a_good_round_ends_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
         warnings.simplefilter("error")
         records = [record for record, _ in play(method, batch, FederationPlan(rounds=5, waste=100.0))]
     assert [bool(record.dropped) for record in records] == [True, True, False, True, True]
+
+
+@pytest.mark.parametrize("method", ["pac-pfl", PacPFL], ids=str)
+def test_names_and_classes_are_no_methods_and_pairs_no_batches(method: Any) -> None:
+    with pytest.raises(StudyError, match="method must be an object of a method, such as"):
+        engine.run_rounds(method, federation(1), FederationPlan(rounds=1))
+    with pytest.raises(StudyError, match=r"batch must be a ClientBatch, got list \(ClientBatch\.pad"):
+        engine.run_rounds(Toy(1), [(1, 2)], FederationPlan(rounds=1))  # type: ignore[arg-type]

@@ -432,6 +432,7 @@ def test_a_run_is_opened_as_it_was_trained_whatever_became_of_study_toml(tmp_pat
     toml = tmp_path / "run" / "study.toml"
     toml.write_text(toml.read_text(encoding="utf-8").replace('weighting = "evidence"', 'weighting = "equal"'), "utf-8")
     assert run.open_run(tmp_path / "run").study.table() == tiny().table()
+    assert run.open_run(tmp_path / "run").result == results.load(tmp_path / "run")
 
 
 def test_a_damaged_line_of_the_rounds_ends_the_run_unless_it_is_taken_as_it_is(tmp_path: Path) -> None:

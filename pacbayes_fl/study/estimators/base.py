@@ -65,6 +65,12 @@ class FederatedEstimator(BaseEstimator):
     group: str | int | None
     federation_: Fitted
 
+    def __init__(self, **given: object) -> None:
+        """Refuse an estimator of no method: a class that names one has parameters of its own."""
+        name = type(self).__name__
+        method = given.get("method", "pfedgp" if self._task == "regression" else "fedsi")
+        raise TypeError(f"{name} is of no method: `class Mine({name}, method={method!r}): ...`, and then Mine()")
+
     def __init_subclass__(cls, method: str = "", **more: object) -> None:
         """Give a class that names its method the parameters of that method, and their meanings as its docstring."""
         super().__init_subclass__(**more)
@@ -80,7 +86,7 @@ class FederatedEstimator(BaseEstimator):
         options = parameters.parameters_of(method)
         signature = parameters.signature(options, _OWN)
         __init__.__signature__ = signature  # type: ignore[attr-defined]
-        cls._method, cls._options, cls.__init__ = method, options, __init__  # type: ignore[method-assign,assignment]
+        cls._method, cls._options, cls.__init__ = method, options, __init__  # type: ignore[method-assign]
         known = meanings(FederatedEstimator)
         own, fitted = ({n: known[n] for n in known if (n in _OWN) == mine} for mine in (True, False))
         sections = ("    Args:", parameters.arguments(options), parameters.listed(own), "", "    Attributes:")

@@ -198,3 +198,11 @@ class PFedGP(fl.FederatedRegressor, method="pfedgp"):
 def test_any_method_is_an_estimator_by_its_name(table: Table) -> None:
     model = PFedGP(rounds=2, init_std=0.1).fit(table.x, table.y, groups=table.client)
     assert model.study_.method.name == "pfedgp" and np.isfinite(model.predict(table.x, groups=table.client)).all()
+
+
+@pytest.mark.parametrize("base", [fl.FederatedRegressor, fl.FederatedClassifier])
+def test_an_estimator_of_no_method_says_how_to_name_one(base: type) -> None:
+    with pytest.raises(
+        TypeError, match=rf"{base.__name__} is of no method: `class Mine\({base.__name__}, method='ridge'\)"
+    ):
+        base(method="ridge")
