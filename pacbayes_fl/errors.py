@@ -24,6 +24,7 @@ _LONGEST: Final = 2000  # characters of a message: whatever came in a file may s
 _SEVERAL: Final = re.compile(r"(Sequence|Collection|Iterable)\[.+\]( \| None)?")  # an annotation
 _FILE: Final = re.compile(r"Path \| str((?: \| \w+)*)")
 _RUN: Final = re.compile(r"Trained( \| Served)?")
+_STUDIES: Final = "Sequence[Study]"
 
 
 UNREADABLE: Final = (
@@ -270,12 +271,48 @@ def a_run(name: str, value: object, kinds: Sequence[str]) -> None:
         )
 
 
+def a_study(name: str, value: object) -> None:
+    """Refuse what is no study where one is meant, such as its name or the path of its file.
+
+    Args:
+        name: of the argument.
+        value: what came.
+
+    Raises:
+        StudyError: when it is of another class.
+    """
+    if "Study" not in {kind.__name__ for kind in type(value).__mro__}:
+        known = isinstance(value, str | os.PathLike)
+        raise StudyError(
+            f"{name} must be a Study, got {shown(str(value) if known else type(value).__name__)}",
+            hint=f"Study.from_toml({str(value)!r}) reads it" if known else "as Study.from_toml or from_table gives it",
+        )
+
+
+def studies(name: str, value: object) -> None:
+    """Refuse what are no studies where several are meant, one alone among them.
+
+    Args:
+        name: of the argument.
+        value: what came.
+
+    Raises:
+        StudyError: saying which is none.
+    """
+    if not isinstance(value, list | tuple):
+        hint = f"[Study.from_toml({value!r})] is one alone" if isinstance(value, str) else "write [study] for one alone"
+        raise StudyError(f"{name} must be a list of studies, got {shown(value, 40)}", hint=hint)
+    for at, one in enumerate(value):
+        a_study(f"{name}[{at}]", one)
+
+
 def kinds_checked(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
-    """Have a function refuse, before all else, one value for several, what is no path of a file, and what is no run.
+    """Have a function refuse, before all else, one value for several, and what is no path, no study or no run.
 
     Args:
         function: of which it reads the annotations: `Sequence`, `Collection` or `Iterable` of something are several,
-            `Path | str`, alone or with other classes behind, is a file, and `Trained` a run; None passes.
+            `Path | str`, alone or with other classes behind, is a file, `Study` a study and `Trained` a run; None
+            passes.
 
     Returns:
         The function, which raises StudyError naming the argument.
@@ -283,7 +320,9 @@ def kinds_checked(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
     places = {name: at for at, name in enumerate(function.__code__.co_varnames)}
     kinds = {name: str(kind) for name, kind in function.__annotations__.items() if name in places}
     checks: list[tuple[str, Callable[[str, object], None]]] = []
-    checks += [(name, several) for name, kind in kinds.items() if _SEVERAL.fullmatch(kind)]
+    checks += [(name, a_study) for name, kind in kinds.items() if kind == "Study"]
+    checks += [(name, studies) for name, kind in kinds.items() if kind == _STUDIES]
+    checks += [(name, several) for name, kind in kinds.items() if _SEVERAL.fullmatch(kind) and kind != _STUDIES]
     found = ((name, _FILE.fullmatch(kind)) for name, kind in kinds.items())
     others = ((name, match[1].replace(" | None", "").split(" | ")[1:]) for name, match in found if match)
     checks += [(name, partial(a_path, others=classes)) for name, classes in others]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import pacbayes_fl as fl
 from pacbayes_fl import errors
 from pacbayes_fl.errors import PacBayesFLError, caller_stacklevel, counted
 
@@ -108,3 +109,17 @@ def test_whatever_holds_values_is_several_and_is_left_as_it_was(value: object) -
 def test_one_value_is_not_several(value: object) -> None:
     with pytest.raises(errors.StudyError, match=r"^x must be a list, got .*write \["):
         errors.several("x", value)
+
+
+def test_names_of_studies_and_one_alone_are_no_studies() -> None:
+    study = fl.Study.from_toml("polynomial")
+    errors.a_study("study", study)
+    errors.studies("studies", [study, study])
+    with pytest.raises(errors.StudyError, match=r"study must be a Study, got 'polynomial' \(Study\.from_toml\('polyn"):
+        fl.run("polynomial")  # type: ignore[arg-type]
+    with pytest.raises(errors.StudyError, match=r"studies must be a list of studies, .* \(write \[study\] for"):
+        fl.compare(study, 1)  # type: ignore[arg-type]
+    with pytest.raises(errors.StudyError, match=r"studies\[1\] must be a Study, got 'polynomial'"):
+        fl.compare([study, "polynomial"], 1)  # type: ignore[list-item]
+    with pytest.raises(errors.StudyError, match=r"got 'dict' \(as Study\.from_toml or from_table gives it\)"):
+        fl.run({"data": {}})  # type: ignore[arg-type]
