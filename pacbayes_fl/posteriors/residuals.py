@@ -151,12 +151,11 @@ def shape_of_errors(residuals: Residuals) -> Tensor:
     return torch.where(enough, histogram(residuals), 0.0)
 
 
-def held_out_errors(posterior: LeaveOneOut, x: Tensor, y: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
+def held_out_errors(known: NormalMixture, y: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
     """Count residuals of rows that neither a posterior nor its prior has seen: those of training flatter a prior.
 
     Args:
-        posterior: of K clients.
-        x: inputs of such rows [K, M, d].
+        known: prediction of such rows by the posteriors of K clients [K, P, M].
         y: their targets [K, M], in its units.
         mask: [K, M] bool.
         rows: that each posterior was conditioned on [K].
@@ -164,7 +163,6 @@ def held_out_errors(posterior: LeaveOneOut, x: Tensor, y: Tensor, mask: Tensor, 
     Returns:
         [K, BINS], as `histogram`; 0 for a client with fewer rows than leave a row out in `shape_of_errors`.
     """
-    known = posterior.predict(x)
     found = histogram(Residuals(known.log_weights, (y.unsqueeze(1) - known.means) / known.stds, mask))
     return torch.where((rows >= _FEW - 1).unsqueeze(1), found, 0.0)
 
@@ -181,9 +179,27 @@ def pooled(histograms: Tensor) -> Tensor:
     Returns:
         [BINS], sums to 1; that of a standard normal where no client sent any.
     """
+    known, good = _known(histograms)
+    return (known.sum(0) + standard_normal(histograms)) / (good.sum() + 1)
+
+
+def pooled_without(histograms: Tensor) -> Tensor:
+    """Average for each client the messages of all others, as `pooled`: what scores a client's rows has not seen them.
+
+    Args:
+        histograms: of K clients [K, BINS].
+
+    Returns:
+        [K, BINS], each sums to 1.
+    """
+    known, good = _known(histograms)
+    return (known.sum(0) - known + standard_normal(histograms)) / (good.sum() + 1 - good.long()).unsqueeze(1)
+
+
+def _known(histograms: Tensor) -> tuple[Tensor, Tensor]:
+    """Let what is no histogram be 0, and say which are some."""
     good = (histograms >= 0).all(1) & ((histograms.sum(1) - 1.0).abs() < 1e-6)
-    total = torch.where(good.unsqueeze(1), histograms, 0.0).sum(0)
-    return (total + standard_normal(histograms)) / (good.sum() + 1)
+    return torch.where(good.unsqueeze(1), histograms, 0.0), good
 
 
 def standard_normal(like: Tensor) -> Tensor:
@@ -233,7 +249,7 @@ def blend(own: Tensor, rows: Tensor, others: Tensor, share: float) -> Tensor:
     Args:
         own: histograms of K clients [K, BINS].
         rows: m [K].
-        others: histogram of the federation [BINS].
+        others: histogram of the federation [BINS], or one for each client [K, BINS].
         share: of the federation where a client has many rows, from 0 to 1.
 
     Returns:
@@ -313,12 +329,69 @@ class RecalibratedPosterior:
         Returns:
             [K, P J, M], in units of y, noise included.
         """
-        known = self.inner.predict(x)
-        log_weights, locs, scales = (leaf.to(known.means).unsqueeze(1) for leaf in self.shape)
-        means = known.means.unsqueeze(2) + locs.unsqueeze(-1) * known.stds.unsqueeze(2)
-        variances = scales.square().unsqueeze(-1) * known.variances.unsqueeze(2)
-        weights = known.log_weights.unsqueeze(2) + log_weights
-        return NormalMixture(weights.flatten(1), means.flatten(1, 2), variances.flatten(1, 2))
+        return reshaped(self.inner.predict(x), self.shape)
+
+
+def reshaped(known: NormalMixture, shape: Mixture) -> NormalMixture:
+    """Give predictions another shape of errors; see `RecalibratedPosterior`.
+
+    Args:
+        known: the model's [K, P, M].
+        shape: of standardised errors of the K clients.
+
+    Returns:
+        [K, P J, M].
+    """
+    log_weights, locs, scales = (leaf.to(known.means).unsqueeze(1) for leaf in shape)
+    means = known.means.unsqueeze(2) + locs.unsqueeze(-1) * known.stds.unsqueeze(2)
+    variances = scales.square().unsqueeze(-1) * known.variances.unsqueeze(2)
+    weights = known.log_weights.unsqueeze(2) + log_weights
+    return NormalMixture(weights.flatten(1), means.flatten(1, 2), variances.flatten(1, 2))
+
+
+class OwnErrors(NamedTuple):
+    """What clients' own rows say of the shape of their errors.
+
+    Args:
+        histogram: of their leave-one-out residuals [K, BINS]; 0 of too few.
+        rows: m [K].
+    """
+
+    histogram: Tensor
+    rows: Tensor
+
+
+def own_errors(posterior: LeaveOneOut) -> OwnErrors | None:
+    """Count the leave-one-out residuals of clients' own models.
+
+    Args:
+        posterior: of K clients.
+
+    Returns:
+        Their residuals; None of a model that was conditioned on everybody's rows.
+    """
+    if not posterior.personal:
+        return None
+    residuals = posterior.leave_one_out()
+    return OwnErrors(shape_of_errors(residuals), residuals.mask.sum(1))
+
+
+def shape_of(own: OwnErrors | None, others: Tensor, share: float) -> Mixture:
+    """Fit the shape of errors to clients' own residuals and the federation's.
+
+    Args:
+        own: of K clients; None where the federation's count alone.
+        others: of the federation [BINS], or one for each client [K, BINS].
+        share: of these where a client has many rows of its own.
+
+    Returns:
+        Mixtures of the K clients, or one for all.
+    """
+    if own is None:
+        every = others.double().reshape(-1, BINS)
+        return fit(every, bin_values(every))
+    others = others.to(own.histogram)
+    return fit(blend(own.histogram, own.rows, others, share), bin_values(own.histogram))
 
 
 def recalibrated(posterior: Any, others: Tensor | None, share: float = 0.5) -> RecalibratedPosterior:
@@ -336,13 +409,8 @@ def recalibrated(posterior: Any, others: Tensor | None, share: float = 0.5) -> R
         StudyError: when it has no leave-one-out residuals.
     """
     known = checked(posterior)
-    if known.personal:
-        residuals = known.leave_one_out()
-        own, rows = shape_of_errors(residuals), residuals.mask.sum(1)
-        base = standard_normal(own) if others is None else others.to(own)
-        return RecalibratedPosterior(known, fit(blend(own, rows, base, share), bin_values(own)))
-    base = standard_normal(torch.empty(0)) if others is None else others.double()
-    return RecalibratedPosterior(known, fit(base.unsqueeze(0), bin_values(base)))
+    base = standard_normal(torch.empty(0)) if others is None else others
+    return RecalibratedPosterior(known, shape_of(own_errors(known), base, share))
 
 
 def checked(posterior: Any) -> LeaveOneOut:

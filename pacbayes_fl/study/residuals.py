@@ -175,9 +175,22 @@ def learn(
         result[index] = histograms
     if outside is None:
         others = pooled(result)
-        return _shape(study, others if held is None else 0.5 * (others + held.to(others)))
+        return _shape(study, others if held is None else beside_held(others, held.to(others)))
     released = outside.mean(MESSAGE, private_residuals.coarse(result), private_residuals.LONGEST, state.round)
     return _shape(study, private_residuals.fine(released, outside.noise_std(MESSAGE, private_residuals.LONGEST)))
+
+
+def beside_held(others: Tensor | None, held: Tensor) -> Tensor:
+    """Give the federation's residuals where those of held-out rows are half of them.
+
+    Args:
+        others: of training rows, each left out in its turn [BINS]; None where nobody sent any.
+        held: of held-out rows [BINS], or for each client [K, BINS].
+
+    Returns:
+        [*, BINS], as `held`.
+    """
+    return held if others is None else 0.5 * (others.to(held) + held)
 
 
 def learned(study: Study) -> bool:

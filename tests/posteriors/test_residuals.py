@@ -24,8 +24,11 @@ from pacbayes_fl.posteriors.residuals import (
     fit,
     held_out_errors,
     histogram,
+    own_errors,
     pooled,
+    pooled_without,
     recalibrated,
+    shape_of,
     shape_of_errors,
     standard_normal,
 )
@@ -213,7 +216,7 @@ def test_errors_of_rows_that_a_posterior_has_not_seen_are_counted_as_those_it_ha
     one = fixed()
     known, y = one.predictive, heavy(2, 3, 9)
     mask = torch.tensor([[True, True, False], [True, True, True]])
-    found = held_out_errors(one, torch.zeros(2, 3, 1), y, mask, torch.tensor([4, 4]))
+    found = held_out_errors(known, y, mask, torch.tensor([4, 4]))
     middles = bin_values(found)
     for k in range(2):
         expected = torch.zeros(BINS, dtype=torch.float64)
@@ -223,8 +226,29 @@ def test_errors_of_rows_that_a_posterior_has_not_seen_are_counted_as_those_it_ha
                 nearest = int((middles.asinh() - z.asinh()).abs().argmin())
                 expected[nearest] += known.weights[k, p] / mask[k].sum()
         torch.testing.assert_close(found[k], expected)
-    few = held_out_errors(one, torch.zeros(2, 3, 1), y, mask, torch.tensor([3, 4]))
+    few = held_out_errors(known, y, mask, torch.tensor([3, 4]))
     assert not few[0].any() and torch.equal(few[1], found[1])
+
+
+def test_what_the_others_say_of_a_client_is_without_its_own_message() -> None:
+    sent = histogram(residuals(heavy(4, 20), [20, 3, 9, 1]))
+    sent[2] = 0.0  # had too few rows
+    apart = pooled_without(sent)
+    for k in range(4):
+        torch.testing.assert_close(apart[k], pooled(sent[[i for i in range(4) if i != k]]))
+    torch.testing.assert_close(apart[2], pooled(sent))
+    torch.testing.assert_close(pooled_without(sent[:1])[0], standard_normal(sent))
+
+
+def test_each_client_may_have_others_of_its_own() -> None:
+    own = own_errors(fixed())
+    assert own is not None
+    others = histogram(residuals(heavy(2, 40, 7), [40, 40]))
+    together = shape_of(own, others, 0.5)
+    for k in range(2):
+        alone = shape_of(own, others[k], 0.5)
+        torch.testing.assert_close([leaf[k] for leaf in together], [leaf[k] for leaf in alone])
+    assert own_errors(fixed(personal=False)) is None and shape_of(None, others, 0.5).locs.shape == (2, 3)
 
 
 @pytest.mark.parametrize("personal", [True, False])

@@ -407,7 +407,7 @@ RECIPE = Recipe(
     held_out=(
         SCALE,
         NOISE,
-        HeldOutChoice("hyper_prior_std", (0.3, 1.0), by_default=False, clients=True, whole=True),
+        HeldOutChoice("hyper_prior_std", (0.3, 1.0), by_default=False, clients=True, whole=True, better="most"),
         HeldOutChoice("tau", (1.0, 0.3, 0.1), by_default=False, clients=True),
         RATE._replace(values=_rates),
         HeldOutChoice("bandwidth", ("off-diagonal", "independent"), by_default=False, clients=True),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -19,10 +19,21 @@ from pacbayes_fl.errors import ClientError, NumericalError
 from pacbayes_fl.federation import engine, federation_state, personalisation
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.methods.recipe import Margin
-from pacbayes_fl.posteriors.residuals import BINS, checked, held_out_errors, pooled
+from pacbayes_fl.posteriors.predictive import NormalMixture
+from pacbayes_fl.posteriors.residuals import (
+    BINS,
+    OwnErrors,
+    checked,
+    held_out_errors,
+    own_errors,
+    pooled,
+    pooled_without,
+    reshaped,
+    shape_of,
+)
 from pacbayes_fl.results.recorded import RECORDED
 from pacbayes_fl.study import residuals
-from pacbayes_fl.study.config.choices import NOISE, candidates
+from pacbayes_fl.study.config.choices import NOISE, ROUNDS, candidates
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate.report import state_of
 from pacbayes_fl.study.file import Study
@@ -33,7 +44,7 @@ from pacbayes_fl.study.search.scores import HeldOutScore, with_noise
 BLOCKS: Final = 5  # into which clients and their rows are dealt
 MARKS: Final = (10, 25, 50, 100, 200)  # rounds after which a path is scored whose best round is not asked for
 PARTS: Final = 2  # federations, each without another fifth
-_WORSE: Final = 3  # marks in a row, after which a path ends
+_WORSE: Final = 3  # marks in a row, after which a path ends that does not rise
 _CLEAR: Final = 2.0  # standard errors of a difference, paired by client
 _TRIM: Final = 0.1  # of the clients, at either end
 _FALL: Final = 0.05  # nats per row that are worth a warning
@@ -49,7 +60,8 @@ class Path:
         objective: its name; None where the method has none.
         failure: what ended the path.
         clients: scores of every client of every federation, as the mean has them.
-        errors: histogram of the residuals of held-out rows [BINS], where errors are given their shape.
+        errors: histogram of the residuals of held-out rows [BINS], where errors are given their shape and the number of
+            rounds is chosen along the path.
         noise: where that is still to be chosen, means over clients by standard deviation of the noise, a tenth of the
             clients left out at either end: in units of few rows some are far off, and would decide for all how sure to
             be. Then `scores` are those of the best, and `clients` are under it.
@@ -216,7 +228,8 @@ def follow(
 ) -> Path:
     """Train federations without some of the clients and rows, and score these after several numbers of rounds.
 
-    The path ends where three marks in a row are worse than the best, a rival leaves it behind, or a federation fails.
+    The path ends where three marks in a row are worse than the best and it does not rise again, where a rival leaves it
+    behind, or a federation fails.
 
     Args:
         study: in which all but the number of rounds is settled.
@@ -234,7 +247,7 @@ def follow(
         return Path()
     scores, clients, objectives = dict[int, float](), dict[int, list[float]](), dict[int, float]()
     errors, noise = dict[int, list[float]](), dict[int, dict[float, float]]()
-    name, worse, best = None, 0, -math.inf
+    name, worse, best, last = None, 0, -math.inf, math.inf
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is odd about the data, the run itself will say
         try:
@@ -248,7 +261,7 @@ def follow(
                 scores[mark] = float(typical[likeliest])
                 if len(typical) > 1:
                     noise[mark] = dict(zip(trials[0].noises, typical.tolist(), strict=True))
-                if residuals.shared(study):
+                if reached[0].errors.numel():
                     errors[mark] = pooled(torch.cat([one.errors for one in reached])).tolist()
                 if tell is not None:
                     tell(mark, scores[mark])
@@ -258,8 +271,9 @@ def follow(
                 worse = 0 if scores[mark] > best else worse + 1
                 best = max(best, scores[mark]) if math.isfinite(scores[mark]) else best
                 behind = rival is not None and rival.leaves_behind(mark, best, clients[mark])
-                if worse == _WORSE or behind:
+                if behind or (worse >= _WORSE and not scores[mark] > last):
                     break
+                last = scores[mark]
         except (ClientError, NumericalError) as error:
             return Path(scores, objectives, name, str(error), clients, errors, noise)
     return Path(scores, objectives, name, None, clients, errors, noise)
@@ -287,11 +301,26 @@ class _Reached(NamedTuple):
     Args:
         scores: of its clients with held-out rows [G, K], under each of G noises.
         objective: of those that train.
-        errors: residuals of these rows by client [K, BINS]; no columns where errors are not given their shape.
+        errors: residuals of these rows by client [K, BINS]; no columns where errors are not given their shape, or the
+            rounds are not chosen along the path.
     """
 
     scores: Tensor
     objective: float
+    errors: Tensor
+
+
+class _Look(NamedTuple):
+    """Predictions of held-out rows of k clients, and what is known of their errors.
+
+    Args:
+        known: of these rows [k, P, M].
+        own: leave-one-out residuals of training rows.
+        errors: histogram of the residuals of held-out rows [k, BINS].
+    """
+
+    known: NormalMixture
+    own: OwnErrors | None
     errors: Tensor
 
 
@@ -309,6 +338,8 @@ class _Trial:
         self._state = federation_state.start(self.method, train, self._plan)
         self._rounds = engine.rounds(self.method, train, self._plan, self._state)
         self._endings, self._used = federation_state.Endings(self._plan, marks), self._state
+        whole = ROUNDS in study.held_out and max(marks) == max(candidates(study, ROUNDS))
+        self._shape_is_final = whole and residuals.shared(study)  # of a few rounds it is that of another model
         self._objective = math.nan
 
     def advance(self, mark: int) -> _Reached:
@@ -319,32 +350,65 @@ class _Trial:
             self._objective = record.values.get(self.method.objective or "", math.nan)
         method = federation_state.at_rates(self.method, self._state)
         shape = residuals.learn(self._study, method, self._used, self._groups["existing"])
-        looked = [self._looked(method, shape, *one) for one in self._groups.items() if one[1].test.size.any()]
-        scores, errors = zip(*looked, strict=True)
-        return _Reached(torch.cat(scores, 1), self._objective, torch.cat(errors))
+        asked = {name: group for name, group in self._groups.items() if group.test.size.any()}
+        if self._shape_is_final:
+            return self._shaped(method, shape, asked)
+        scores = [self._scored(method, shape, *one) for one in asked.items()]
+        return _Reached(torch.cat(scores, 1), self._objective, torch.zeros(sum(map(_lookers, asked.values())), 0))
 
-    def _looked(
-        self, method: AnyMethod, shape: residuals.ErrorShape, name: str, group: ScaledGroup
-    ) -> tuple[Tensor, Tensor]:
-        """Score the held-out rows of a group's clients [G, k], of those that have some, and count their residuals."""
+    def _shaped(self, method: AnyMethod, shape: residuals.ErrorShape, asked: Mapping[str, ScaledGroup]) -> _Reached:
+        """Score held-out rows under the shape that errors have in a run whose rounds are chosen so: half by such rows.
+
+        For each client those of the others say it, so that no row is scored by itself.
+        """
+        found = {name: [*self._looked(method, name, group)] for name, group in asked.items()}
+        errors = {name: torch.zeros(group.test.clients, BINS, dtype=torch.float64) for name, group in asked.items()}
+        for name, looks in found.items():
+            for index, look in looks:
+                errors[name][index.cpu()] = look.errors.cpu()
+        has = {name: group.test.size.cpu() > 0 for name, group in asked.items()}
+        every = torch.cat([errors[name][has[name]] for name in asked])
+        others = iter(pooled_without(every).split([int(one.sum()) for one in has.values()]))
+        scores = []
+        for name, group in asked.items():
+            held, mine = HeldOutScore(group), errors[name].new_zeros(errors[name].shape)
+            mine[has[name]] = next(others)
+            for index, look in found[name]:
+                beside = residuals.beside_held(shape.others, mine[index.cpu()].to(look.errors))
+                known = reshaped(look.known, shape_of(look.own, beside, shape.share))
+                held.add(held.log_density(known, index), index)
+            scores.append(held.by_client().cpu()[has[name]])
+        return _Reached(torch.cat(scores).unsqueeze(0), self._objective, every)
+
+    def _looked(self, method: AnyMethod, name: str, group: ScaledGroup) -> Iterator[tuple[Tensor, _Look]]:
+        """Predict the held-out rows of a group's clients, and count their residuals and those of training rows."""
+
+        def look(index: Tensor, posterior: Any) -> _Look:
+            asked, rows = group.test.select(index.cpu()), group.train.size[index.cpu()]
+            known = checked(posterior).predict(asked.x)
+            return _Look(known, own_errors(posterior), held_out_errors(known, asked.y, asked.mask, rows))
+
+        state = state_of(method, self._used, name, group)
+        return personalisation.personalise(method, state, group.train, self._plan, look)
+
+    def _scored(self, method: AnyMethod, shape: residuals.ErrorShape, name: str, group: ScaledGroup) -> Tensor:
+        """Score the held-out rows of a group's clients [G, k], of those that have some."""
         held, state = [HeldOutScore(group) for _ in self.noises], state_of(method, self._used, name, group)
-        has = group.test.size.cpu() > 0
-        errors = torch.zeros(len(has), BINS if residuals.shared(self._study) else 0, dtype=torch.float64)
 
-        def look(index: Tensor, posterior: Any) -> tuple[list[Tensor], Tensor | None]:
-            found = None
-            if errors.numel():
-                asked, rows = group.test.select(index.cpu()), group.train.size[index.cpu()]
-                found = held_out_errors(checked(posterior), asked.x, asked.y, asked.mask, rows)
+        def look(index: Tensor, posterior: Any) -> list[Tensor]:
             if len(held) == 1:
-                return [held[0].log_prob(shape.around(posterior), index)], found
+                return [held[0].log_prob(shape.around(posterior), index)]
             predictive = posterior.predict(group.test.select(index.cpu()).x)
             under = (with_noise(predictive, self.noises[0], noise) for noise in self.noises)
-            return [one.log_density(other, index) for one, other in zip(held, under, strict=True)], found
+            return [one.log_density(other, index) for one, other in zip(held, under, strict=True)]
 
-        for index, (log_probs, found) in personalisation.personalise(method, state, group.train, self._plan, look):
+        for index, log_probs in personalisation.personalise(method, state, group.train, self._plan, look):
             for one, log_prob in zip(held, log_probs, strict=True):
                 one.add(log_prob, index)
-            if found is not None:
-                errors[index.cpu()] = found.cpu()
-        return torch.stack([one.by_client().cpu()[has] for one in held]), errors[has]
+        has = group.test.size.cpu() > 0
+        return torch.stack([one.by_client().cpu()[has] for one in held])
+
+
+def _lookers(group: ScaledGroup) -> int:
+    """Count the clients that have held-out rows."""
+    return int((group.test.size > 0).sum())

@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 import torch
 from scipy.stats import trim_mean
+from torch import Tensor
 
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.division import Cut
 from pacbayes_fl.federation import engine, personalisation
 from pacbayes_fl.methods.recipe import Margin
-from pacbayes_fl.posteriors.residuals import held_out_errors, pooled
+from pacbayes_fl.posteriors.residuals import held_out_errors, pooled, recalibrated, shape_of_errors
 from pacbayes_fl.study.config.choices import NOISE, candidates, with_value
-from pacbayes_fl.study.data import load
+from pacbayes_fl.study.data import ScaledGroup, load
 from pacbayes_fl.study.evaluate.report import state_of
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
@@ -140,7 +141,7 @@ def test_labels_are_dealt_one_by_one() -> None:
         assert all(sorted(y[mask].tolist()) == [0, 1, 2] for y, mask in zip(group.test.y, group.test.mask, strict=True))
 
 
-def federations(study: Study) -> Iterator[list[tuple[tables.Group, Any]]]:
+def federations(study: Study) -> Iterator[list[tuple[ScaledGroup, Any]]]:
     """Train the federations of a path by hand: rows of their groups, and posteriors of who trained and who joins."""
     for number in range(path.PARTS):
         part = deal(load(study), study.seed, number)
@@ -151,19 +152,41 @@ def federations(study: Study) -> Iterator[list[tuple[tables.Group, Any]]]:
         yield [(one, personalisation.join(method, server, one.train, study.seed)) for one in groups.values()]
 
 
+def errors_in(group: ScaledGroup, posterior: Any) -> Tensor:
+    return held_out_errors(posterior.predict(group.test.x), group.test.y, group.test.mask, group.train.size)
+
+
+OPEN = ("federation.rounds=held-out", "model.residuals=mixture")
+MARKS = (4, 200)  # to the last round that is tried, as where the rounds are chosen
+
+
 def test_errors_are_those_of_the_held_out_rows_of_all_federations() -> None:
-    study = tiny("federation.rounds=4", "model.residuals=mixture")
-    result = follow(study, load(study), (2, 4))
-    sent = [
-        held_out_errors(posterior, group.test.x, group.test.y, group.test.mask, group.train.size)
-        for one in federations(study)
-        for group, posterior in one
-    ]
+    study, settled = tiny(*OPEN), tiny(*OPEN, "federation.rounds=4")
+    result = follow(study, load(study), MARKS)
+    sent = [errors_in(*each) for one in federations(settled) for each in one]
     torch.testing.assert_close(torch.tensor(result.errors[4], dtype=torch.float64), pooled(torch.cat(sent)))
-    assert result.errors.keys() == {2, 4} and result.errors[2] != result.errors[4]
-    for other in ("model.residuals=gaussian", "model.residual_share=0"):
-        plain = tiny("federation.rounds=2", "model.residuals=mixture", other)
-        assert follow(plain, load(plain), (2,)).errors == {}
+    assert result.errors.keys() == {4, 200} and result.errors[4] != result.errors[200]
+    for marks, other in ((MARKS, "model.residuals=gaussian"), (MARKS, "model.residual_share=0"), ((2, 4), OPEN[0])):
+        plain = tiny(*OPEN, other)
+        assert follow(plain, load(plain), marks).errors == {}
+
+
+def test_rows_are_scored_under_the_errors_of_other_clients_where_rounds_are_chosen() -> None:
+    """Of the federation's residuals half are those of held-out rows then, as when the run has ended; by hand."""
+    study, settled = tiny(*OPEN), tiny(*OPEN, "federation.rounds=4")
+    result, expected = follow(study, load(study), MARKS), list[float]()
+    for one in federations(settled):
+        left_out = pooled(shape_of_errors(one[0][1].leave_one_out()))
+        errors = [errors_in(*each) for each in one]
+        for g, (group, posterior) in enumerate(one):
+            for k in range(group.test.clients):
+                rest = [each[[i for i in range(len(each)) if (h, i) != (g, k)]] for h, each in enumerate(errors)]
+                others = 0.5 * (left_out + pooled(torch.cat(rest)))
+                known = recalibrated(posterior, others, study.model.residual_share).predict(group.test.x)
+                density = known.log_prob(group.test.y)[k][group.test.mask[k]]
+                expected.append(float(density.clamp_min(-50.0).mean()))
+    assert result.clients[4] == pytest.approx(expected, rel=1e-9)
+    assert result.scores[4] == pytest.approx(sum(expected) / len(expected), rel=1e-9)
 
 
 @pytest.mark.parametrize("share", [0, 0.5])
@@ -215,6 +238,12 @@ def test_a_path_ends_after_three_marks_that_are_worse(monkeypatch: pytest.Monkey
     monkeypatch.setattr(path, "_Trial", Scripted)
     result = follow(tiny(), load(tiny()), (1, 2, 3, 4, 5, 6))
     assert list(result.scores) == [1, 2, 3, 4, 5] and result.best == 2 and result.failure is None
+
+
+def test_a_path_that_rises_again_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(path, "_Trial", Scripted)
+    monkeypatch.setattr(Scripted, "values", (-0.5, -0.8, -0.7, -0.6, -0.9, -0.1))
+    assert list(follow(tiny(), load(tiny()), (1, 2, 3, 4, 5, 6)).scores) == [1, 2, 3, 4, 5]
 
 
 def test_a_path_ends_where_a_rival_is_clearly_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
