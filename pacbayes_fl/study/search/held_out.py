@@ -178,6 +178,7 @@ class _Paths:
         marks: Sequence[int],
         tell: Callable[[int, float], None] | None = None,
         rival: Along | None = None,
+        final: bool = True,
     ) -> Along:
         """Follow the path of a study, or give it again."""
         for one, at, path in self._known:
@@ -186,7 +187,7 @@ class _Paths:
                     for mark, score in path.scores.items():
                         tell(mark, score)
                 return path
-        path = follow(study, self._dataset, marks, tell, rival=rival)
+        path = follow(study, self._dataset, marks, tell, rival=rival, final=final and ROUNDS in study.held_out)
         self._known.append((study, marks, path))
         return path
 
@@ -215,7 +216,7 @@ def _along_paths(
     scores, known, causes = {}, dict[object, Along](), list[str]()
     for candidate in every_one:
         trial = first(with_value(study, asked, candidate), but=(ROUNDS, NOISE, TEMPERATURE))
-        path = known[candidate] = paths(trial, marks, rival=known.get(usual) if left_behind else None)
+        path = known[candidate] = paths(trial, marks, rival=known.get(usual) if left_behind else None, final=whole)
         scores[candidate] = math.nan if path.best is None else path.scores[path.best]
         causes += [] if path.failure is None else [path.failure]
         tell(f"{asked.key}={candidate}", scores[candidate])

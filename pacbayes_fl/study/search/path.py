@@ -33,11 +33,12 @@ from pacbayes_fl.posteriors.residuals import (
 )
 from pacbayes_fl.results.recorded import RECORDED
 from pacbayes_fl.study import residuals
-from pacbayes_fl.study.config.choices import NOISE, ROUNDS, candidates
+from pacbayes_fl.study.config.choices import NOISE, candidates
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate.report import state_of
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
+from pacbayes_fl.study.rows.table_checks import beyond_training
 from pacbayes_fl.study.search.leakage import told
 from pacbayes_fl.study.search.scores import HeldOutScore, with_noise
 
@@ -225,6 +226,7 @@ def follow(
     tell: Callable[[int, float], None] | None = None,
     parts: Sequence[int] = range(PARTS),
     rival: Path | None = None,
+    final: bool = False,
 ) -> Path:
     """Train federations without some of the clients and rows, and score these after several numbers of rounds.
 
@@ -238,6 +240,8 @@ def follow(
         tell: called with every mark and its score.
         parts: which fifths are held out, each of another federation.
         rival: path of federations of the same clients; none where the whole path is wanted.
+        final: whether the rounds of the run are chosen along it, so that its errors have a shape that held-out rows
+            say. Where most of these are an extrapolation, it is that of another distance, and rows are scored without.
 
     Returns:
         The path; without any score where nobody has rows to hold out.
@@ -251,7 +255,9 @@ def follow(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is odd about the data, the run itself will say
         try:
-            trials = [_Trial(study, one, marks) for one in dealt if one is not None]
+            counted = final and residuals.shared(study)
+            shaped = counted and not any(map(beyond_training, filter(None, dealt)))
+            trials = [_Trial(study, one, marks, counted, shaped) for one in dealt if one is not None]
             name = trials[0].method.objective
             for mark in sorted(marks):
                 reached = [trial.advance(mark) for trial in trials]
@@ -327,8 +333,10 @@ class _Look(NamedTuple):
 class _Trial:
     """A federation without a part, between two of its rounds."""
 
-    def __init__(self, study: Study, part: tables.Dataset, marks: Sequence[int]) -> None:
-        self._study = study
+    def __init__(
+        self, study: Study, part: tables.Dataset, marks: Sequence[int], counted: bool = False, shaped: bool = False
+    ) -> None:
+        self._study, self._counted, self._shaped = study, counted, shaped
         self.method, self._groups = prepare(study, part)
         self.noises: Sequence[float] = candidates(study, NOISE) if NOISE in study.held_out else (math.nan,)
         train, plan = self._groups["existing"].train, study.plan
@@ -338,8 +346,6 @@ class _Trial:
         self._state = federation_state.start(self.method, train, self._plan)
         self._rounds = engine.rounds(self.method, train, self._plan, self._state)
         self._endings, self._used = federation_state.Endings(self._plan, marks), self._state
-        whole = ROUNDS in study.held_out and max(marks) == max(candidates(study, ROUNDS))
-        self._shape_is_final = whole and residuals.shared(study)  # of a few rounds it is that of another model
         self._objective = math.nan
 
     def advance(self, mark: int) -> _Reached:
@@ -351,15 +357,17 @@ class _Trial:
         method = federation_state.at_rates(self.method, self._state)
         shape = residuals.learn(self._study, method, self._used, self._groups["existing"])
         asked = {name: group for name, group in self._groups.items() if group.test.size.any()}
-        if self._shape_is_final:
-            return self._shaped(method, shape, asked)
+        if self._counted:
+            return self._with_errors(method, shape, asked)
         scores = [self._scored(method, shape, *one) for one in asked.items()]
         return _Reached(torch.cat(scores, 1), self._objective, torch.zeros(sum(map(_lookers, asked.values())), 0))
 
-    def _shaped(self, method: AnyMethod, shape: residuals.ErrorShape, asked: Mapping[str, ScaledGroup]) -> _Reached:
-        """Score held-out rows under the shape that errors have in a run whose rounds are chosen so: half by such rows.
+    def _with_errors(
+        self, method: AnyMethod, shape: residuals.ErrorShape, asked: Mapping[str, ScaledGroup]
+    ) -> _Reached:
+        """Score held-out rows and count their residuals, which are half of the federation's when the run has ended.
 
-        For each client those of the others say it, so that no row is scored by itself.
+        They are scored under the shape of errors of that run, where they say it: for each client those of the others.
         """
         found = {name: [*self._looked(method, name, group)] for name, group in asked.items()}
         errors = {name: torch.zeros(group.test.clients, BINS, dtype=torch.float64) for name, group in asked.items()}
@@ -368,14 +376,16 @@ class _Trial:
                 errors[name][index.cpu()] = look.errors.cpu()
         has = {name: group.test.size.cpu() > 0 for name, group in asked.items()}
         every = torch.cat([errors[name][has[name]] for name in asked])
-        others = iter(pooled_without(every).split([int(one.sum()) for one in has.values()]))
+        without = iter(pooled_without(every).split([int(one.sum()) for one in has.values()]))
         scores = []
         for name, group in asked.items():
             held, mine = HeldOutScore(group), errors[name].new_zeros(errors[name].shape)
-            mine[has[name]] = next(others)
+            mine[has[name]] = next(without)
             for index, look in found[name]:
-                beside = residuals.beside_held(shape.others, mine[index.cpu()].to(look.errors))
-                known = reshaped(look.known, shape_of(look.own, beside, shape.share))
+                others = shape.others
+                if self._shaped or others is None:
+                    others = residuals.beside_held(others, mine[index.cpu()].to(look.errors))
+                known = reshaped(look.known, shape_of(look.own, others, shape.share))
                 held.add(held.log_density(known, index), index)
             scores.append(held.by_client().cpu()[has[name]])
         return _Reached(torch.cat(scores).unsqueeze(0), self._objective, every)

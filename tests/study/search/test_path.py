@@ -157,31 +157,34 @@ def errors_in(group: ScaledGroup, posterior: Any) -> Tensor:
 
 
 OPEN = ("federation.rounds=held-out", "model.residuals=mixture")
-MARKS = (4, 200)  # to the last round that is tried, as where the rounds are chosen
 
 
 def test_errors_are_those_of_the_held_out_rows_of_all_federations() -> None:
     study, settled = tiny(*OPEN), tiny(*OPEN, "federation.rounds=4")
-    result = follow(study, load(study), MARKS)
+    result = follow(study, load(study), (2, 4), final=True)
     sent = [errors_in(*each) for one in federations(settled) for each in one]
     torch.testing.assert_close(torch.tensor(result.errors[4], dtype=torch.float64), pooled(torch.cat(sent)))
-    assert result.errors.keys() == {4, 200} and result.errors[4] != result.errors[200]
-    for marks, other in ((MARKS, "model.residuals=gaussian"), (MARKS, "model.residual_share=0"), ((2, 4), OPEN[0])):
+    assert result.errors.keys() == {2, 4} and result.errors[2] != result.errors[4]
+    for final, other in ((True, "model.residuals=gaussian"), (True, "model.residual_share=0"), (False, OPEN[0])):
         plain = tiny(*OPEN, other)
-        assert follow(plain, load(plain), marks).errors == {}
+        assert follow(plain, load(plain), (2,), final=final).errors == {}
 
 
-def test_rows_are_scored_under_the_errors_of_other_clients_where_rounds_are_chosen() -> None:
-    """Of the federation's residuals half are those of held-out rows then, as when the run has ended; by hand."""
+@pytest.mark.parametrize("beyond", [False, True])
+def test_rows_are_scored_under_the_errors_of_other_clients_where_rounds_are_chosen(
+    beyond: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the federation's residuals half are those of held-out rows then, but for extrapolations; by hand."""
+    monkeypatch.setattr(path, "beyond_training", lambda _: beyond)
     study, settled = tiny(*OPEN), tiny(*OPEN, "federation.rounds=4")
-    result, expected = follow(study, load(study), MARKS), list[float]()
+    result, expected = follow(study, load(study), (2, 4), final=True), list[float]()
     for one in federations(settled):
         left_out = pooled(shape_of_errors(one[0][1].leave_one_out()))
         errors = [errors_in(*each) for each in one]
         for g, (group, posterior) in enumerate(one):
             for k in range(group.test.clients):
                 rest = [each[[i for i in range(len(each)) if (h, i) != (g, k)]] for h, each in enumerate(errors)]
-                others = 0.5 * (left_out + pooled(torch.cat(rest)))
+                others = left_out if beyond else 0.5 * (left_out + pooled(torch.cat(rest)))
                 known = recalibrated(posterior, others, study.model.residual_share).predict(group.test.x)
                 density = known.log_prob(group.test.y)[k][group.test.mask[k]]
                 expected.append(float(density.clamp_min(-50.0).mean()))
