@@ -7,7 +7,9 @@ import json
 import math
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
@@ -104,7 +106,8 @@ def print_table(result: Result) -> None:
     Args:
         result: a finished run.
     """
-    say(_titled(result.study, f"{result.method}, seed {result.seed}, round {result.round}"))
+    (method,) = _shown_methods([result.method]).values()
+    say(_titled(result.study, f"{method}, seed {result.seed}, round {result.round}"))
     names = comparison.shown_columns(result)
     rows: dict[str, list[_Row]] = {}
     for group, entry in result.summary()["groups"].items():
@@ -222,6 +225,13 @@ def _titled(name: str, about: str) -> str:
     return f"{name}, {about}" if columns is None else f"{shortened(name, max(12, columns - len(about) - 2))}, {about}"
 
 
+def _shown_methods(names: Sequence[str]) -> dict[str, str]:
+    """Show users' methods by files without their folders, "mine.py:MyMethod", where no two are called alike."""
+    short = {name: Path(name).name for name in names if ".py:" in name}
+    often = Counter(short.values())
+    return {name: short[name] if often[short.get(name, "")] == 1 else name for name in names}
+
+
 def _statistics(entry: JsonMapping) -> tuple[float | None, float | None, float | None, float | None]:
     low, high = entry["interval"]
     return entry["mean"], low, high, entry["median"]
@@ -236,10 +246,11 @@ def print_cells(cells: Sequence[Cell]) -> None:
     seeds = max((cell.seeds for cell in cells), default=0)
     say(f"over clients and {seeds} seed{'s' if seeds != 1 else ''}, intervals by the bootstrap")
     groups: dict[str, list[_Row]] = {}
+    shown = _shown_methods([cell.method for cell in cells])
     for group, metric in dict.fromkeys((cell.group, cell.metric) for cell in cells):
         groups[f"{metric}, {group} clients"] = [
             _Row(
-                cell.method,
+                shown[cell.method],
                 cell.mean,
                 cell.low,
                 cell.high,
@@ -250,13 +261,13 @@ def print_cells(cells: Sequence[Cell]) -> None:
             if (cell.group, cell.metric) == (group, metric)
         ]
     _print_rows(groups)
-    rounds = {f"{cell.method} {cell.round}": None for cell in cells if cell.round}
+    rounds = {f"{shown[cell.method]} {cell.round}": None for cell in cells if cell.round}
     if rounds:
         say(f"scored at round: {', '.join(rounds)}")
     for method, group in dict.fromkeys((cell.method, cell.group) for cell in cells):
         own = [cell for cell in cells if (cell.method, cell.group) == (method, group)]
         entries = {cell.metric: {"n_clients": cell.scores, "not_finite": dict(cell.not_finite)} for cell in own}
-        _say_not_finite(f"{method} {group}", max(cell.asked for cell in own), entries, "scores")
+        _say_not_finite(f"{shown[method]} {group}", max(cell.asked for cell in own), entries, "scores")
 
 
 def print_metric_settings(results: Sequence[Result]) -> None:

@@ -142,7 +142,8 @@ def load_file(path: Path, where: str) -> Loaded:
         source = path.read_bytes()
     except OSError as error:
         what = f"{where}: there is no file {path}" if not path.exists() else f"{where}: {path}: {error.strerror}"
-        raise StudyError(what, hint="paths count from the folder of the study file") from error
+        hint = "paths count from the folder of the study file, on the command line from the working folder"
+        raise StudyError(what, hint=hint) from error
     sha256 = hashlib.sha256(source).hexdigest()
     key = (str(path), sha256)
     if key not in _EXECUTED.modules:

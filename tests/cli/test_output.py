@@ -3,6 +3,7 @@ import math
 import re
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -241,3 +242,17 @@ def test_a_choice_is_said_with_its_scores_and_with_what_it_shows(capsys: pytest.
         "tau: it overfits",
         "std = 0.3 was chosen by held-out rows (0.3: -1.500, 1.0: -1.490; 1 has to be better)",
     ]
+
+
+def test_methods_of_ones_own_are_shown_by_their_files_unless_two_are_called_alike(capsys: Captured) -> None:
+    row = (ClientRow(0, "c0", "existing", 3, {"rsmse": 1.0}),)
+    result = Result("s", "/home/me/mine.py:Mine", 0, "regression", clients=row)
+    print_table(result)
+    assert capsys.readouterr().out.startswith("s, mine.py:Mine, seed 0")
+    other = replace(result, method="/home/you/mine.py:Mine")
+    print_comparison([result, replace(result, method="ridge")])
+    assert "\n  mine.py:Mine  1.000" in capsys.readouterr().out
+    print_comparison([result, other])
+    assert {"  /home/me/mine.py:Mine", "  /home/you/mine.py:Mine"} <= {
+        line[: line.index("1.000")].rstrip() for line in capsys.readouterr().out.splitlines() if "1.000" in line
+    }
