@@ -30,7 +30,7 @@ from pacbayes_fl.privacy import ledger
 from pacbayes_fl.results import run_failures, sealed
 from pacbayes_fl.results.folder import NODES, RELEASED
 from pacbayes_fl.study import residuals
-from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.file import Study, read_table
 from pacbayes_fl.study.prepare import build, device_of
 from pacbayes_fl.study.residuals import GAUSSIAN, ErrorShape
 from pacbayes_fl.study.rows import scaling
@@ -256,8 +256,10 @@ def open_release(folder: Path | str) -> Served:
     """
     folder = Path(folder)
     about, files = sealed.read(folder, KIND)
-    origins.check(about.get(origins.KEY, {}), str(folder))
-    study = Study.from_toml(folder / "study.toml")
+    own = about.get(origins.KEY, {})
+    origins.check(own, folder)
+    table, where = read_table(folder / "study.toml")
+    study = Study.from_table(origins.relocated(table, own, folder), where)
     if study.federation.device == "cuda" and not torch.cuda.is_available():  # released elsewhere
         study = replace(study, federation=replace(study.federation, device="cpu"))
     try:

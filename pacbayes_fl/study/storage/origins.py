@@ -5,7 +5,6 @@ The run folder keeps a path and a hash, never a copy that would be executed: wha
 
 from __future__ import annotations
 
-import hashlib
 import json
 import warnings
 from collections.abc import Iterator, Mapping
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from pacbayes_fl.errors import DataError, StudyError, caller_stacklevel, shown
-from pacbayes_fl.files import JsonTable
-from pacbayes_fl.plugins.references import Loaded
+from pacbayes_fl.files import JsonMapping, JsonTable, sha256
+from pacbayes_fl.plugins.references import Loaded, reference
 from pacbayes_fl.posteriors.hyper_posterior import HYPER_PRIORS
 from pacbayes_fl.posteriors.weights.families import FAMILIES
 from pacbayes_fl.privacy import kinds, subspace
@@ -29,6 +28,7 @@ from pacbayes_fl.study.file import Study
 
 KEY: Final = "own_files"
 """What environment.json, a saved round and a release call them."""
+_ABOVE: Final = 4  # folders in which a file is looked for, from a run's own upwards
 
 
 def used(study: Study) -> JsonTable:
@@ -74,12 +74,50 @@ def _loaded(study: Study) -> Iterator[tuple[str, Loaded]]:
             yield name, result
 
 
-def check(known: Any, what: str, instances: Instances = NO_INSTANCES, scores: bool = False) -> None:
+def relocated(table: JsonMapping, known: JsonMapping, folder: Path) -> JsonTable:
+    """Let a study name files of the user's where they are now; see `_found`.
+
+    Args:
+        table: of a study that was run, perhaps on another machine.
+        known: as `used` gave the files when it was.
+        folder: of the run, or of its release.
+
+    Returns:
+        The table, with the paths of today.
+    """
+    places = {name: (_found(one, folder), reference(name)) for name, one in known.items() if "file" in one}
+    moved = {
+        name: f"{file}:{of.name}"
+        for name, (file, of) in places.items()
+        if file is not None and of is not None and of.is_file
+    }
+
+    def renamed(value: object) -> Any:
+        if isinstance(value, Mapping):
+            return {key: renamed(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [renamed(one) for one in value]
+        return moved.get(value, value) if isinstance(value, str) else value
+
+    return {key: renamed(value) for key, value in table.items()} if moved else {**table}
+
+
+def _found(one: Mapping[str, Any], folder: Path) -> Path | None:
+    """Find a file that is not where it was: of its name and content, in the working folder, or in or above a run's."""
+    was = Path(one["file"])
+    if was.is_file():
+        return None
+    above = (folder.resolve(), *folder.resolve().parents)
+    places = (place / was.name for place in (Path.cwd(), *above[:_ABOVE]))
+    return next((file for file in places if file.is_file() and sha256(file) == one["sha256"]), None)
+
+
+def check(known: Any, folder: Path, instances: Instances = NO_INSTANCES, scores: bool = False) -> None:
     """Refuse to go on with files or objects that are not those that a run was trained with; no file is executed.
 
     Args:
         known: as `used` gave them when it was.
-        what: the run, as errors call it.
+        folder: of the run, or of its release.
         instances: objects that a program gives now.
         scores: whether its scores are wanted as they are, so that its metrics have to be the same too.
 
@@ -90,6 +128,7 @@ def check(known: Any, what: str, instances: Instances = NO_INSTANCES, scores: bo
     Warns:
         UserWarning: of metrics that have changed.
     """
+    what = str(folder)
     if not isinstance(known, Mapping):
         raise DataError(f"{what}: {KEY} must be a table, got {shown(known)}", hint="restore it from a copy")
     if strange := [name for name in instances.identities if name not in known]:
@@ -103,9 +142,11 @@ def check(known: Any, what: str, instances: Instances = NO_INSTANCES, scores: bo
             file, before = Path(one["file"]), str(one["sha256"])
         except (KeyError, TypeError) as error:
             raise DataError(f"{what}: {KEY} of {name!r} cannot be read", hint="restore it from a copy") from error
-        if not file.is_file():
-            raise StudyError(f"{what} was trained with {name}, and there is no file {file}", hint="put it back there")
-        now = hashlib.sha256(file.read_bytes()).hexdigest()
+        if not file.is_file() and _found(one, folder) is None:
+            hint = f"put it back there, into the working folder, or beside {folder}"
+            raise StudyError(f"{what} was trained with {name}, and there is no file {file}", hint=hint)
+        file = _found(one, folder) or file
+        now = sha256(file)
         if now != before:
             text = f"{what} was trained with {name}, and {file} has changed: SHA-256 {before[:12]} then, {now[:12]} now"
             _refuse(one, text, "restore the file, or run the study anew with another --out", scores)
@@ -148,4 +189,4 @@ def check_folder(folder: Path, instances: Instances = NO_INSTANCES, scores: bool
     if (folder / "environment.json").is_file():
         with readable(folder / "environment.json") as path:
             known = json.loads(path.read_text("utf-8")).get(KEY, {})
-        check(known, str(folder), instances, scores)
+        check(known, folder, instances, scores)

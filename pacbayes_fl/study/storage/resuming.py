@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -97,9 +98,14 @@ def recall(study: Study, folder: Path | None, resume: bool) -> SavedRun:
     study, notes = choice_file.recall(study, folder)
     toml = folder / "study.toml"
     with checkpoint.meant(saved):
-        table = read_table(toml)[0] if saved is None else SavedMeta.of(saved).study
-        before = Study.from_table(table, toml.name if saved is None else str(folder), instances=study.instances)
-    checkpoint.check_study(before.table(), study.table())  # resolved anew: a key of later versions has its default
+        before = (
+            Study.from_table(read_table(toml)[0], toml.name, instances=study.instances)
+            if saved is None
+            else study_of(saved, folder, study.instances)
+        )
+    checkpoint.check_study(
+        _with_source_of(before, study).table(), study.table()
+    )  # resolved anew: a key of later versions has its default
     if saved is None:
         return SavedRun(study, notes)
     if saved.round > study.plan.rounds:
@@ -134,10 +140,38 @@ def newest_round(folder: Path, instances: Instances = NO_INSTANCES) -> tuple[che
     return saved, _fallen(saved)
 
 
+def _with_source_of(before: Study, study: Study) -> Study:
+    """Let a run that was moved with its table go on: the rows themselves are compared with those of before."""
+    was, now = Path(before.data.source), Path(study.data.source)
+    moved = was.is_absolute() and now.is_absolute() and was.name == now.name and not was.exists()
+    return replace(before, data=replace(before.data, source=study.data.source)) if moved else before
+
+
+def study_of(saved: checkpoint.Checkpoint, folder: Path, instances: Instances = NO_INSTANCES) -> Study:
+    """Give the study that a round was saved with, whatever became of study.toml and of where the user's files are.
+
+    Args:
+        saved: the round.
+        folder: of the run.
+        instances: objects that a program gives now.
+
+    Returns:
+        The study.
+
+    Raises:
+        StudyError: when it names a file of the user's that is not to be found.
+        CheckpointError: when the round holds no study.
+    """
+    meta = SavedMeta.of(saved)
+    with checkpoint.meant(saved):
+        table = origins.relocated(meta.study, meta.own_files, folder)
+        return Study.from_table(table, str(folder), instances=instances)
+
+
 def _check_own_files(folder: Path, saved: checkpoint.Checkpoint | None, instances: Instances) -> None:
     """Refuse files and objects of the user's that have changed; before the first round the environment has them."""
     if saved is not None:
-        origins.check(SavedMeta.of(saved).own_files, str(folder), instances)
+        origins.check(SavedMeta.of(saved).own_files, folder, instances)
     else:
         origins.check_folder(folder, instances)
 

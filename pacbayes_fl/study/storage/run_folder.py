@@ -134,9 +134,7 @@ class RunFolder:
         if not (self.path / "study.toml").is_file() or not saved_rows.holds_data(self.path):
             raise results.no_run(self.path, "study.toml or data.npz is missing")
         self._saved, self.fell_back = resuming.newest_round(self.path, self.instances)
-        meta = SavedMeta.of(self._saved)
-        with checkpoint.meant(self._saved):  # and not study.toml, whatever became of it
-            study = Study.from_table(meta.study, str(self.path), instances=self.instances)
+        study = resuming.study_of(self._saved, self.path, self.instances)
         if study.federation.device == "cuda" and not torch.cuda.is_available():  # trained elsewhere
             study = replace(study, federation=replace(study.federation, device="cpu"))
         dataset = saved_rows.data_of(study, self.path)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -133,14 +135,14 @@ def test_a_file_that_changes_while_a_run_goes_on_does_not_change_the_run(tmp_pat
 @pytest.mark.parametrize("known", [[], {"a": 3}, {"a": {"file": "x"}}])
 def test_what_cannot_be_read_is_refused(known: object) -> None:
     with pytest.raises(DataError, match="own_files"):
-        origins.check(known, "run")
+        origins.check(known, Path("run"))
 
 
 def test_nothing_is_wrong_without_files_of_ones_own(tmp_path: Path) -> None:
-    origins.check({}, "run")
+    origins.check({}, Path("run"))
     origins.check_folder(tmp_path)
     with pytest.raises(StudyError, match="there is no file"):
-        origins.check({"a.py:A": {"file": str(tmp_path / "a.py"), "sha256": "0"}}, "run")
+        origins.check({"a.py:A": {"file": str(tmp_path / "a.py"), "sha256": "0"}}, Path("run"))
 
 
 @pytest.fixture(scope="module")
@@ -173,3 +175,42 @@ def test_a_rule_of_aggregation_is_named_and_watched(joined: Path, capsys: pytest
         file.write_text(RULE, encoding="utf-8")
     assert capsys.readouterr().err.count(f"{file.resolve()} has changed: SHA-256") == 2
     assert main(predict) == 0 and main(go_on) == 0
+
+
+def moved(trained: Path, to: Path) -> Path:
+    """Copy all that a run was made of to another place, and let it be gone at the first."""
+    shutil.copytree(trained, to / "elsewhere")
+    trained.rename(trained.with_name("away"))
+    return to / "elsewhere"
+
+
+@pytest.fixture
+def elsewhere(trained: Path, tmp_path: Path) -> Iterator[Path]:
+    yield moved(trained, tmp_path)
+    trained.with_name("away").rename(trained)
+
+
+def test_a_run_that_was_moved_with_its_files_is_opened_released_and_resumed(elsewhere: Path) -> None:
+    opened = open_run(elsewhere / "run")
+    assert opened.study.method.name == f"{elsewhere}/mine.py:MeanTarget"
+    assert opened.study.report.metrics == (f"{elsewhere}/largest.py:LARGEST",)
+    assert open_release(elsewhere / "released").study.method.name == f"{elsewhere}/mine.py:MeanTarget"
+    again = ["run", str(elsewhere / "mine.toml"), "--out", str(elsewhere / "run"), "--resume", "--rounds", "3"]
+    toml = (elsewhere / "mine.toml").read_text("utf-8")
+    before = re.search(r'source = "(.*)/rows\.csv"', toml)
+    assert before is not None
+    (elsewhere / "mine.toml").write_text(toml.replace(before[1], str(elsewhere)), "utf-8")
+    assert main([*again, "--quiet"]) == 0 and open_run(elsewhere / "run").round == 3
+
+
+def test_files_beside_a_moved_run_or_where_one_works_have_to_be_the_same(
+    elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work").mkdir()
+    for name in ("mine.py", "largest.py"):
+        (elsewhere / name).rename(tmp_path / "work" / name)
+    (elsewhere / "mine.py").write_text("raise SystemExit('executed')")
+    with pytest.raises(StudyError, match=r"there is no file .* \(put it back there, into the working folder, or"):
+        open_run(elsewhere / "run")
+    monkeypatch.chdir(tmp_path / "work")
+    assert open_run(elsewhere / "run").study.method.name == f"{tmp_path}/work/mine.py:MeanTarget"
