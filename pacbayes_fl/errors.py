@@ -300,8 +300,8 @@ def studies(name: str, value: object) -> None:
         StudyError: saying which is none.
     """
     if not isinstance(value, list | tuple):
-        hint = f"[Study.from_toml({value!r})] is one alone" if isinstance(value, str) else "write [study] for one alone"
-        raise StudyError(f"{name} must be a list of studies, got {shown(value, 40)}", hint=hint)
+        one = f"Study.from_toml({value!r})" if isinstance(value, str) else "study"
+        raise StudyError(f"{name} must be a list, got {shown(value, 40)}", hint=f"write [{one}] for one alone")
     for at, one in enumerate(value):
         a_study(f"{name}[{at}]", one)
 

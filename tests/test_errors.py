@@ -117,7 +117,7 @@ def test_names_of_studies_and_one_alone_are_no_studies() -> None:
     errors.studies("studies", [study, study])
     with pytest.raises(errors.StudyError, match=r"study must be a Study, got 'polynomial' \(Study\.from_toml\('polyn"):
         fl.run("polynomial")  # type: ignore[arg-type]
-    with pytest.raises(errors.StudyError, match=r"studies must be a list of studies, .* \(write \[study\] for"):
+    with pytest.raises(errors.StudyError, match=r"studies must be a list, .* \(write \[study\] for one alone"):
         fl.compare(study, 1)  # type: ignore[arg-type]
     with pytest.raises(errors.StudyError, match=r"studies\[1\] must be a Study, got 'polynomial'"):
         fl.compare([study, "polynomial"], 1)  # type: ignore[list-item]

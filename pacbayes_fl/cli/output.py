@@ -95,9 +95,12 @@ def say_unfinished(trained: Trained) -> None:
     """
     folder = trained.folder
     if folder is not None and not (folder / "metrics.json").is_file():
-        at = f"{folder} has not been finished: what follows is of round {trained.round} of {trained.study.plan.rounds}"
-        hint = run_failures.next_step(folder, "run the study with --resume to finish it")
-        say(f"warning: {at} ({hint})", file=sys.stderr)
+        at = f"what follows is of round {trained.round} of {trained.study.plan.rounds}"
+        if run_failures.read(folder) is not None:
+            said = f"holds a run that ended in an error: {at}"
+        else:
+            said = f"has not been finished: {at} (run the study with --resume to finish it)"
+        say(f"warning: {folder} {said}", file=sys.stderr)
 
 
 def print_table(result: Result) -> None:
