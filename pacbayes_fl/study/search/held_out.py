@@ -171,6 +171,7 @@ class _Paths:
         few, count = _fewer(dataset, seed), dataset.groups["existing"].train.clients
         self.whose = "" if few is dataset else f"; by {_CLIENTS} of the {count} clients"
         self._dataset, self._known = few, list[tuple[Study, Sequence[int], Along]]()
+        self._rows = float(dataset.groups["existing"].train.size.sum())
 
     def __call__(
         self,
@@ -187,7 +188,8 @@ class _Paths:
                     for mark, score in path.scores.items():
                         tell(mark, score)
                 return path
-        path = follow(study, self._dataset, marks, tell, rival=rival, final=final and ROUNDS in study.held_out)
+        final = final and ROUNDS in study.held_out
+        path = follow(study, self._dataset, marks, tell, rival=rival, final=final, rows=self._rows)
         self._known.append((study, marks, path))
         return path
 

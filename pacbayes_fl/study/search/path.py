@@ -227,6 +227,7 @@ def follow(
     parts: Sequence[int] = range(PARTS),
     rival: Path | None = None,
     final: bool = False,
+    rows: float | None = None,
 ) -> Path:
     """Train federations without some of the clients and rows, and score these after several numbers of rounds.
 
@@ -242,6 +243,7 @@ def follow(
         rival: path of federations of the same clients; none where the whole path is wanted.
         final: whether the rounds of the run are chosen along it, so that its errors have a shape that held-out rows
             say. Where most of these are an extrapolation, it is that of another distance, and rows are scored without.
+        rows: for training of the run, for which the federations stand; those of the data set when None.
 
     Returns:
         The path; without any score where nobody has rows to hold out.
@@ -257,7 +259,10 @@ def follow(
         try:
             counted = final and residuals.shared(study)
             shaped = counted and not any(map(beyond_training, filter(None, dealt)))
-            trials = [_Trial(study, one, marks, counted, shaped) for one in dealt if one is not None]
+            whole = float(dataset.groups["existing"].train.size.sum()) if rows is None else rows
+            trials = [
+                _Trial(_weighed(study, one, whole), one, marks, counted, shaped) for one in dealt if one is not None
+            ]
             name = trials[0].method.objective
             for mark in sorted(marks):
                 reached = [trial.advance(mark) for trial in trials]
@@ -283,6 +288,18 @@ def follow(
         except (ClientError, NumericalError) as error:
             return Path(scores, objectives, name, str(error), clients, errors, noise)
     return Path(scores, objectives, name, None, clients, errors, noise)
+
+
+def _weighed(study: Study, part: tables.Dataset, rows: float) -> Study:
+    """Let the evidence of fewer rows weigh as that of a run against its hyper-prior: tau_part = tau rows / rows_part.
+
+    Else functions that a run learns are held back in its trials, which then say nothing of how sure it comes to be.
+    """
+    options: Any = study.method.options
+    if study.recipe.model != "functions" or getattr(options, "tau", None) is None:
+        return study
+    tau = options.tau * rows / float(part.groups["existing"].train.size.sum())
+    return replace(study, method=replace(study.method, options=replace(options, tau=tau)))
 
 
 def _clearly(one: Sequence[float], other: Sequence[float]) -> bool:

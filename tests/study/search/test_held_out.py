@@ -428,6 +428,7 @@ def test_paths_are_of_some_of_many_clients_of_those_first_that_have_a_row_to_spa
 
     def watched(study: Study, dataset: tables.Dataset, *rest: Any, **more: Any) -> Along:
         seen.append(tuple(dataset.groups["existing"].train.names))
+        assert more["rows"] == 52, "of all clients, which the hyper-prior of the run weighs against"
         return follow(study, dataset, *rest, **more)
 
     monkeypatch.setattr(held_out, "follow", watched)
@@ -512,7 +513,7 @@ def test_lines_have_to_be_better_in_the_mean_a_wide_hyper_prior_for_most_and_a_n
     """The mean of the other value is .5 above in the first three, with standard errors of .06, .9 and .8."""
     table, option = key.split(".")
 
-    def along(study: Study, _: object, marks: Sequence[int], *__: object, rival: Along | None, final: bool) -> Along:
+    def along(study: Study, _: object, marks: Sequence[int], *__: object, rival: Along | None, **___: object) -> Along:
         options: Any = study.method.options if table == "method" else study.model
         clients = gains if getattr(options, option) == other else (0.0, 0.0, 0.0)
         return Along({max(marks): sum(clients) / 3}, clients={max(marks): clients})
@@ -535,7 +536,9 @@ def test_a_wide_hyper_prior_is_judged_at_its_best_round_along_the_path_that_the_
     """The wide one is behind at first and clearly ahead at the end; its path is followed once."""
     followed: list[tuple[float, tuple[int, ...], Along | None]] = []
 
-    def along(study: Study, _: object, marks: tuple[int, ...], *__: object, rival: Along | None, final: bool) -> Along:
+    def along(
+        study: Study, _: object, marks: tuple[int, ...], *__: object, rival: Along | None, **___: object
+    ) -> Along:
         options: Any = study.method.options
         followed.append((options.hyper_prior_std, marks, rival))
         ends = {marks[0]: -1.0, marks[-1]: -0.5 if options.hyper_prior_std == 1.0 else -0.9}
@@ -555,7 +558,9 @@ def test_lines_are_left_where_networks_leave_them_behind(monkeypatch: pytest.Mon
     """They begin at the regression: what is behind after as many rounds will not be ahead of the best of all."""
     rivals: list[Along | None] = []
 
-    def along(study: Study, _: object, marks: tuple[int, ...], *__: object, rival: Along | None, final: bool) -> Along:
+    def along(
+        study: Study, _: object, marks: tuple[int, ...], *__: object, rival: Along | None, **___: object
+    ) -> Along:
         rivals.append(rival)
         return Along({marks[-1]: 0.0}, clients={marks[-1]: (0.0, 0.0)})
 

@@ -51,8 +51,8 @@ def test_a_number_of_rounds_that_overfits_is_told_with_the_best(noise: float, fe
     said = [str(one.message) for one in caught if "overfits" in str(one.message)]
     assert len(said) == overfits
     if overfits:
-        assert "from round 10 to round 50 the mean log evidence" in said[0]
-        assert "federation.rounds = 10 instead of 200, or federation.rounds = 'held-out'" in said[0]
+        assert "from round 25 to round 50 the mean log evidence" in said[0]
+        assert "federation.rounds = 25 instead of 200, or federation.rounds = 'held-out'" in said[0]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -141,12 +141,18 @@ def test_labels_are_dealt_one_by_one() -> None:
         assert all(sorted(y[mask].tolist()) == [0, 1, 2] for y, mask in zip(group.test.y, group.test.mask, strict=True))
 
 
+def with_tau(study: Study, tau: float) -> Study:
+    return replace(study, method=replace(study.method, options=replace(cast(Any, study.method.options), tau=tau)))
+
+
 def federations(study: Study) -> Iterator[list[tuple[ScaledGroup, Any]]]:
     """Train the federations of a path by hand: rows of their groups, and posteriors of who trained and who joins."""
     for number in range(path.PARTS):
         part = deal(load(study), study.seed, number)
         assert part is not None
-        method, groups = prepare(study, part)
+        share = part.groups["existing"].train.size.sum() / load(study).groups["existing"].train.size.sum()
+        assert 0.4 < share < 0.8
+        method, groups = prepare(with_tau(study, 1.0 / float(share)), part)
         assert "new" in groups
         server = engine.run_rounds(method, groups["existing"].train, study.plan).server
         yield [(one, personalisation.join(method, server, one.train, study.seed)) for one in groups.values()]
