@@ -171,7 +171,6 @@ class _Paths:
         few, count = _fewer(dataset, seed), dataset.groups["existing"].train.clients
         self.whose = "" if few is dataset else f"; by {_CLIENTS} of the {count} clients"
         self._dataset, self._known = few, list[tuple[Study, Sequence[int], Along]]()
-        self._rows = float(dataset.groups["existing"].train.size.sum())
 
     def __call__(
         self,
@@ -188,8 +187,7 @@ class _Paths:
                     for mark, score in path.scores.items():
                         tell(mark, score)
                 return path
-        final = final and ROUNDS in study.held_out
-        path = follow(study, self._dataset, marks, tell, rival=rival, final=final, rows=self._rows)
+        path = follow(study, self._dataset, marks, tell, rival=rival, final=final and ROUNDS in study.held_out)
         self._known.append((study, marks, path))
         return path
 

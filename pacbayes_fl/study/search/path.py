@@ -227,7 +227,6 @@ def follow(
     parts: Sequence[int] = range(PARTS),
     rival: Path | None = None,
     final: bool = False,
-    rows: float | None = None,
 ) -> Path:
     """Train federations without some of the clients and rows, and score these after several numbers of rounds.
 
@@ -243,7 +242,6 @@ def follow(
         rival: path of federations of the same clients; none where the whole path is wanted.
         final: whether the rounds of the run are chosen along it, so that its errors have a shape that held-out rows
             say. Where most of these are an extrapolation, it is that of another distance, and rows are scored without.
-        rows: for training of the run, for which the federations stand; those of the data set when None.
 
     Returns:
         The path; without any score where nobody has rows to hold out.
@@ -259,10 +257,8 @@ def follow(
         try:
             counted = final and residuals.shared(study)
             shaped = counted and not any(map(beyond_training, filter(None, dealt)))
-            whole = float(dataset.groups["existing"].train.size.sum()) if rows is None else rows
-            trials = [
-                _Trial(_weighed(study, one, whole), one, marks, counted, shaped) for one in dealt if one is not None
-            ]
+            known = [(_weighed(study, one, dataset), one) for one in dealt if one is not None]
+            trials = [_Trial(*one, marks, counted, shaped) for one in known]
             name = trials[0].method.objective
             for mark in sorted(marks):
                 reached = [trial.advance(mark) for trial in trials]
@@ -290,15 +286,16 @@ def follow(
     return Path(scores, objectives, name, None, clients, errors, noise)
 
 
-def _weighed(study: Study, part: tables.Dataset, rows: float) -> Study:
-    """Let the evidence of fewer rows weigh as that of a run against its hyper-prior: tau_part = tau rows / rows_part.
+def _weighed(study: Study, part: tables.Dataset, whole: tables.Dataset) -> Study:
+    """Let the evidence of fewer rows weigh as that of all against the hyper-prior: tau_part = tau rows / rows_part.
 
     Else functions that a run learns are held back in its trials, which then say nothing of how sure it comes to be.
     """
     options: Any = study.method.options
     if study.recipe.model != "functions" or getattr(options, "tau", None) is None:
         return study
-    tau = options.tau * rows / float(part.groups["existing"].train.size.sum())
+    rows, fewer = (float(one.groups["existing"].train.size.sum()) for one in (whole, part))
+    tau = options.tau * rows / fewer
     return replace(study, method=replace(study.method, options=replace(options, tau=tau)))
 
 
