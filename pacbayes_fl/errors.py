@@ -281,12 +281,12 @@ def a_study(name: str, value: object) -> None:
     Raises:
         StudyError: when it is of another class.
     """
+    if isinstance(value, str | os.PathLike):
+        read = f"Study.from_toml({str(value)!r}) reads it"
+        raise StudyError(f"{name} must be a Study, got {shown(str(value))}", hint=read)
     if "Study" not in {kind.__name__ for kind in type(value).__mro__}:
-        known = isinstance(value, str | os.PathLike)
-        raise StudyError(
-            f"{name} must be a Study, got {shown(str(value) if known else type(value).__name__)}",
-            hint=f"Study.from_toml({str(value)!r}) reads it" if known else "as Study.from_toml or from_table gives it",
-        )
+        made = "as Study.from_toml or from_table gives it"
+        raise StudyError(f"{name} must be a Study, got {type(value).__name__!r}", hint=made)
 
 
 def studies(name: str, value: object) -> None:
