@@ -43,6 +43,7 @@ _MARGINS = MappingProxyType(
     }
 )
 
+_WEIGHT: Final = "zeta"  # of a divergence, which counts in units of the noise
 _FEW = 0.25  # of the clients: where more are below chance, it is the models that are wrong
 
 _NO_ROWS: Final = "no client has two training rows, so that none can be held out"
@@ -113,8 +114,9 @@ def choose(
         usual = candidates(study, NOISE)[0]
         study = with_value(study, NOISE, usual)
         notes[NOISE.key] = {"chosen": usual, "scores": {}, "rule": "targets are labels, which have none"}
-    if NOISE in study.held_out and any(one.table == "method" and not one.after for one in study.held_out):
-        study, more = _rounds(study, paths, tell, [NOISE])  # weights of a divergence, for one, count in its units
+    of_noise = [one for one in study.held_out if one.table == "method" and not one.after and one.option != _WEIGHT]
+    if NOISE in study.held_out and of_noise:
+        study, more = _rounds(study, paths, tell, [NOISE])  # variances of priors, for one, count in its units
         notes |= more
     for asked in study.held_out:
         if asked in (ROUNDS, NOISE):
@@ -126,10 +128,31 @@ def choose(
     if left := [one for one in (ROUNDS, NOISE) if one in study.held_out]:
         study, more = _rounds(study, paths, tell, left)
         notes |= more
+        if NOISE in left and _WEIGHT in notes:
+            study, notes[_WEIGHT] = _in_units_of_noise(study, notes[_WEIGHT])
     if study.held_out:
         study, more = _after_training(study, spared, tell)
         notes |= more
     return study, notes
+
+
+def _in_units_of_noise(study: Study, note: JsonTable) -> tuple[Study, JsonTable]:
+    """Give the weight of a divergence the value that it has under the noise that was chosen after it.
+
+    With Gaussian noise sigma^2 (E_q[-ln p] + zeta KL) depends on sigma^2 zeta alone but for a constant: the posteriors
+    of trials, whose noise is the first candidate, are those of zeta sigma_1^2 / sigma^2 under another.
+    """
+    trained, weight = float(candidates(study, NOISE)[0]), float(note["chosen"])
+    noise = float(getattr(study.model, NOISE.option))
+    if noise == trained:
+        return study, note
+    scaled = float(f"{weight * (trained / noise) ** 2:.3g}")
+    same = f"{weight:g} with a noise of {trained:g}, as in the trials, fits as {scaled:g} does with {noise:g}"
+    options = replace(study.method.options, **{_WEIGHT: scaled})
+    return replace(study, method=replace(study.method, options=options)), note | {
+        "chosen": scaled,
+        "rule": f"{note['rule']}; {same}",
+    }
 
 
 def first(study: Study, but: Sequence[HeldOutChoice] = ()) -> Study:

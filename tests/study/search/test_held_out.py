@@ -736,6 +736,46 @@ def test_the_noise_is_that_of_the_best_round(rounds: str, few: None, tmp_path: P
     assert choice_file.recall(study, tmp_path / "run")[0] == chosen and result.round == chosen.plan.rounds
 
 
+def variational(name: str, source: Path, *sets: str) -> Study:
+    """A study of rows of one's own whose networks have a weight of the divergence and a noise."""
+    return Study.from_table({"seed": 1}, "tiny.toml", [*quick(name), f"data.source={source}", *sets])
+
+
+@pytest.mark.parametrize("name", ["pfedbayes", "sfedbayes", "cfedbayes", "bpfed"])
+def test_a_weight_and_a_noise_fit_as_any_other_two_whose_product_is_the_same(name: str, tmp_path: Path) -> None:
+    """sigma^2 (E_q[-ln p] + zeta KL) has the same minimum, and steps of Adam do not depend on a factor."""
+    source = write_csv(tmp_path / "rows.csv", rows(sizes=(12,) * 4, new=()))
+    sets = ("model.dtype=float64", "federation.rounds=2")
+    one, other = (
+        run.run(variational(name, source, *sets, f"method.zeta={zeta}", f"model.noise_std={noise}")).predictions
+        for zeta, noise in ((0.5, 0.4), (2.0, 0.2))
+    )
+    torch.testing.assert_close(one["existing.mean"], other["existing.mean"], rtol=1e-4, atol=1e-4, equal_nan=True)
+    assert bool((one["existing.std"] > other["existing.std"])[one["existing.std"].isfinite()].all())
+
+
+def test_the_weight_of_a_divergence_goes_with_the_noise_that_is_chosen_after_it(tmp_path: Path) -> None:
+    random = np.random.default_rng(5)
+    table = [
+        {**row, "y": 2 * float(str(row["wind"])) + 0.05 * random.normal()} for row in rows(sizes=(30,) * 6, new=())
+    ]
+    source = write_csv(tmp_path / "rows.csv", table)
+    held = ("method.zeta=held-out", "model.noise_std=held-out", "federation.rounds=4", "method.trial_rounds=2")
+    study = variational("pfedbayes", source, *held)
+    chosen, notes = choose(study, load(study))
+    assert [*notes] == ["zeta", "model.noise_std"]
+    scores, noise = notes["zeta"]["scores"], notes["model.noise_std"]["chosen"]
+    best = float(max(scores, key=lambda one: scores[one]))
+    assert noise != 0.4 and chosen.model.noise_std == noise
+    assert chosen.method.options.zeta == notes["zeta"]["chosen"] == pytest.approx(best * (0.4 / noise) ** 2, rel=5e-3)
+    assert f"{best:g} with a noise of 0.4, as in the trials, fits as" in notes["zeta"]["rule"]
+    result = run.run(study, tmp_path / "run")
+    assert choice_file.recall(study, tmp_path / "run")[0] == chosen
+    assert result.labels["zeta"]["chosen"] == chosen.method.options.zeta
+    settled = variational("pfedbayes", source, "federation.rounds=4", f"method.zeta={best}", "model.noise_std=held-out")
+    assert choose(settled, load(settled))[0].method.options.zeta == best, "what a study says stays"
+
+
 def test_labels_have_no_noise_to_choose(few: None, tmp_path: Path) -> None:
     """A file says only when it is read that its targets are labels."""
     source = write_csv(tmp_path / "rows.csv", [{**row, "y": at % 2} for at, row in enumerate(rows())])
