@@ -230,8 +230,8 @@ def follow(
 ) -> Path:
     """Train federations without some of the clients and rows, and score these after several numbers of rounds.
 
-    The path ends where three marks in a row are worse than the best and it does not rise again, where a rival leaves it
-    behind, or a federation fails.
+    The path ends where three marks in a row are worse than the best and it does not rise again, or only below a start
+    that is better by two standard errors; where a rival leaves it behind, or a federation fails.
 
     Args:
         study: in which all but the number of rounds is settled.
@@ -278,7 +278,8 @@ def follow(
                 worse = 0 if scores[mark] > best else worse + 1
                 best = max(best, scores[mark]) if math.isfinite(scores[mark]) else best
                 behind = rival is not None and rival.leaves_behind(mark, best, clients[mark])
-                if behind or (worse >= _WORSE and not scores[mark] > last):
+                rises = scores[mark] > last and not (0 in clients and _clearly(clients[0], clients[mark]))
+                if behind or (worse >= _WORSE and not rises):
                     break
                 last = scores[mark]
         except (ClientError, NumericalError) as error:

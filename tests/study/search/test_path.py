@@ -255,6 +255,14 @@ def test_a_path_that_rises_again_goes_on(monkeypatch: pytest.MonkeyPatch) -> Non
     assert list(follow(tiny(), load(tiny()), (1, 2, 3, 4, 5, 6)).scores) == [1, 2, 3, 4, 5]
 
 
+def test_a_path_that_rises_below_a_start_that_is_clearly_better_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(path, "_Trial", Scripted)
+    scores = (-0.5, -0.8, -0.7, -0.6, -0.1)
+    for start, last in ((-0.2, 4), (-0.65, 5)):
+        monkeypatch.setattr(Scripted, "values", (*scores, start))  # the last one is that of mark 0
+        assert [*follow(tiny(), load(tiny()), (0, 1, 2, 3, 4, 5)).scores][-1] == last
+
+
 def test_a_path_ends_where_a_rival_is_clearly_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(path, "_Trial", Scripted)
     alone = follow(tiny(), load(tiny()), (1, 2, 3, 4))
