@@ -166,6 +166,20 @@ def from_cell(cell: str) -> str:
     return _ESCAPE.sub(lambda result: result[0].encode("ascii").decode("unicode_escape"), cell[1:])
 
 
+def meant_by(cells: Iterable[object], known: Collection[str]) -> dict[object, str]:
+    """Find the cells in which `to_cell` has written a known name, other than by the name itself.
+
+    Args:
+        cells: of a table.
+        known: names.
+
+    Returns:
+        The name by cell.
+    """
+    read = {cell: from_cell(cell) for cell in {*cells}.difference(known) if isinstance(cell, str)}
+    return {cell: name for cell, name in read.items() if name in known}
+
+
 def in_json(text: str) -> str:
     """Escape what does not print in JSON that was written with all letters as they are.
 

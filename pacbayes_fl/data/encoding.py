@@ -14,7 +14,7 @@ from torch import Tensor
 from pacbayes_fl.data.layout import Layout
 from pacbayes_fl.data.user_tables import Table
 from pacbayes_fl.errors import DataError, caller_stacklevel, listed
-from pacbayes_fl.names import from_cell
+from pacbayes_fl.names import meant_by
 
 
 def encoded(
@@ -59,7 +59,8 @@ def encoded(
         names += [f"{feature}={word}" for word in known]
         words, unknown = table.words[feature], dict[str, list[str]]()
         if made is not None:  # a forecast that was written for a spreadsheet has the run's words as cells
-            words = tuple(from_cell(word) if word not in known and from_cell(word) in known else word for word in words)
+            meant = meant_by(words, known)
+            words = tuple(meant.get(word, word) for word in words)
         column = torch.tensor([known.index(word) if word in known else -1 for word in words], dtype=torch.int64)
         for client, (x, _) in table.clients.items():
             there = ~x[:, j].isnan()

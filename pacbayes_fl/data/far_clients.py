@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Sequence
@@ -13,14 +14,13 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.moments import Moments, log_in, moments_of, power_of_two
 from pacbayes_fl.data.shrinkage import Population
-from pacbayes_fl.errors import caller_stacklevel
+from pacbayes_fl.errors import caller_stacklevel, listed
 
 _FAR: Final = math.log(30.0)  # times the size of the client in the middle, at least, is far
 _DEVIATIONS: Final = 6.0  # of the logarithms of sizes, in standard deviations of what is normal
 _NORMAL: Final = 1.4826  # standard deviation per median absolute deviation
 _ROUNDING: Final = 500.0  # of the least relative step of numbers: deviations below are none
 _FEWEST: Final = 4  # clients of whom more than one half can be outvoted
-_SHOWN: Final = 5  # names in a warning
 
 
 def far(moments: Moments, has_rows: Tensor) -> Tensor:
@@ -139,16 +139,25 @@ def say_far(
     away = far(moments, has_rows) & torch.tensor([*used], device=has_rows.device)
     out = away.any(1)
     if bool(out.any()):
-        who = [name for name, one in zip(clients, out.tolist(), strict=True) if one]
-        where = [name for name, one in zip(names, away.any(0).tolist(), strict=True) if one]
+        who, where = those_in(away, clients, names)
         columns = (
-            f"column {where[0]} is far from that" if len(where) == 1 else f"columns {_first(where)} are far from those"
+            f"column {where[0]} is far from that" if len(where) == 1 else f"columns {listed(where)} are far from those"
         )
-        text = f"{_first(who)}: {columns} of all other clients, and {what}"
+        text = f"{listed(who)}: {columns} of all other clients, and {what}"
         warnings.warn(f"{text}; check their units, or leave them out", stacklevel=caller_stacklevel())
     return out
 
 
-def _first(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+def those_in(found: Tensor, clients: Sequence[str], names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Name the clients and the columns of which something was found.
+
+    Args:
+        found: of which columns of which clients [K, c] bool.
+        clients: their names [K].
+        names: of the columns [c].
+
+    Returns:
+        Names of the clients, and of the columns.
+    """
+    who, where = (found.any(dim).tolist() for dim in (1, 0))
+    return [*itertools.compress(clients, who)], [*itertools.compress(names, where)]

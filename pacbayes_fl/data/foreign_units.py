@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.far_clients import beyond
+from pacbayes_fl.data.far_clients import beyond, those_in
 from pacbayes_fl.data.moments import moments_of
 from pacbayes_fl.data.scaling import FEDERATED, Shared, columns_of
 from pacbayes_fl.data.shrinkage import Population
@@ -38,8 +38,7 @@ def say_foreign(batch: ClientBatch, shared: Shared, names: Sequence[str]) -> Non
     away = beyond(moments, Population(shared.mean, shared.std, between, spread)).cpu() & federated
     away &= batch.mask.any(1).cpu().unsqueeze(-1)
     if bool(away.any()):
-        who = [name for name, one in zip(batch.names, away.any(1).tolist(), strict=True) if one]
-        where = [name for name, one in zip(names, away.any(0).tolist(), strict=True) if one]
+        who, where = those_in(away, batch.names, names)
         pooled = any(shared.kinds[j] == "pooled" for j in away.any(0).nonzero().flatten().tolist())
         how = "by whose moments it is scaled" if pooled else "so that its own moments alone scale it"
         what = f"{listed(who)}: far in {listed(where)} from what the clients of the training have, {how}"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.far_clients import those_in
 from pacbayes_fl.errors import caller_stacklevel, listed
 from pacbayes_fl.tensors import client_blocks
 
@@ -60,8 +61,7 @@ def say_lone(batch: ClientBatch, columns: Tensor, names: Sequence[str]) -> None:
     found = torch.cat([lone(columns[own], batch.mask[own]) for own in client_blocks(batch.clients)]).cpu()
     if not bool(found.any()):
         return
-    who = [name for name, one in zip(batch.names, found.any(1).tolist(), strict=True) if one]
-    where = [name for name, one in zip(names, found.any(0).tolist(), strict=True) if one]
+    who, where = those_in(found, batch.names, names)
     what = (
         f"{listed(who)}: a few values of {listed(where)} are so far from the others that four fifths of the rows lie "
         "within a hundredth of a standard deviation, nearly one value once they are scaled"

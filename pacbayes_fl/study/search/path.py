@@ -374,8 +374,8 @@ class _Trial:
         asked = {name: group for name, group in self._groups.items() if group.test.size.any()}
         if self._counted:
             return self._with_errors(method, shape, asked)
-        scores = [self._scored(method, shape, *one) for one in asked.items()]
-        return _Reached(torch.cat(scores, 1), self._objective, torch.zeros(sum(map(_lookers, asked.values())), 0))
+        scores = torch.cat([self._scored(method, shape, *one) for one in asked.items()], 1)
+        return _Reached(scores, self._objective, torch.zeros(scores.shape[1], 0))
 
     def _with_errors(
         self, method: AnyMethod, shape: residuals.ErrorShape, asked: Mapping[str, ScaledGroup]
@@ -432,8 +432,3 @@ class _Trial:
                 one.add(log_prob, index)
         has = group.test.size.cpu() > 0
         return torch.stack([one.by_client().cpu()[has] for one in held])
-
-
-def _lookers(group: ScaledGroup) -> int:
-    """Count the clients that have held-out rows."""
-    return int((group.test.size > 0).sum())

@@ -15,7 +15,7 @@ from pacbayes_fl.data.encoding import encoded
 from pacbayes_fl.data.history import History
 from pacbayes_fl.data.tables import Dataset
 from pacbayes_fl.errors import DataError, caller_stacklevel, counted
-from pacbayes_fl.names import from_cell
+from pacbayes_fl.names import meant_by
 from pacbayes_fl.study.config.parts import DataPart
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.rows.scaling import bounds_of
@@ -121,8 +121,7 @@ def read_columns(
 def _meant(cells: Iterable[object], known: Collection[str]) -> dict[object, str]:
     """Find which cells are those of a known name that is not there itself."""
     there = {*cells}
-    meant = {cell: from_cell(cell) for cell in there.difference(known) if isinstance(cell, str)}
-    return {cell: name for cell, name in meant.items() if name in known and name not in there}
+    return {cell: name for cell, name in meant_by(there, known).items() if name not in there}
 
 
 def _check_known(table: user_tables.Table, classes: int) -> None:

@@ -142,10 +142,11 @@ def check(known: Any, folder: Path, instances: Instances = NO_INSTANCES, scores:
             file, before = Path(one["file"]), str(one["sha256"])
         except (KeyError, TypeError) as error:
             raise DataError(f"{what}: {KEY} of {name!r} cannot be read", hint="restore it from a copy") from error
-        if not file.is_file() and _found(one, folder) is None:
+        if not file.is_file():
+            if _found(one, folder) is not None:  # which is the same
+                continue
             hint = f"put it back there, into the working folder, or beside {folder}"
             raise StudyError(f"{what} was trained with {name}, and there is no file {file}", hint=hint)
-        file = _found(one, folder) or file
         now = sha256(file)
         if now != before:
             text = f"{what} was trained with {name}, and {file} has changed: SHA-256 {before[:12]} then, {now[:12]} now"

@@ -97,15 +97,12 @@ def recall(study: Study, folder: Path | None, resume: bool) -> SavedRun:
     _check_own_files(folder, saved, study.instances)
     study, notes = choice_file.recall(study, folder)
     toml = folder / "study.toml"
-    with checkpoint.meant(saved):
-        before = (
-            Study.from_table(read_table(toml)[0], toml.name, instances=study.instances)
-            if saved is None
-            else study_of(saved, folder, study.instances)
-        )
-    checkpoint.check_study(
-        _with_source_of(before, study).table(), study.table()
-    )  # resolved anew: a key of later versions has its default
+    if saved is None:
+        before = Study.from_table(read_table(toml)[0], toml.name, instances=study.instances)
+    else:
+        before = study_of(saved, folder, study.instances)
+    before = _with_source_of(before, study)
+    checkpoint.check_study(before.table(), study.table())  # resolved anew: a key of later versions has its default
     if saved is None:
         return SavedRun(study, notes)
     if saved.round > study.plan.rounds:
