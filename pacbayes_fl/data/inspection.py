@@ -12,8 +12,7 @@ import numpy as np
 from pacbayes_fl.data import cells, class_labels, clock, twins
 from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.far_clients import far
-from pacbayes_fl.data.moments import moments_of
-from pacbayes_fl.data.scaling import columns_of
+from pacbayes_fl.data.moments import columns_of, moments_of
 from pacbayes_fl.data.tables import Dataset
 from pacbayes_fl.errors import counted, listed
 

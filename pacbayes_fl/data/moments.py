@@ -8,7 +8,22 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
+from pacbayes_fl.data.batch import ClientBatch
+
 _ROUNDING: Final = 64  # units in the last place of a column's largest value: a spread below is rounding
+
+
+def columns_of(batch: ClientBatch) -> Tensor:
+    """Put the target behind the features; 0 for labels, which stay where they are.
+
+    Args:
+        batch: x [K, N, d], y [K, N].
+
+    Returns:
+        [K, N, d + 1].
+    """
+    y = batch.y if batch.y.is_floating_point() else torch.zeros_like(batch.x[..., 0])
+    return torch.cat((batch.x, y.unsqueeze(-1)), -1)
 
 
 def power_of_two(size: Tensor) -> Tensor:

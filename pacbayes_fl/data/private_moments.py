@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.moments import moments_of, power_of_two
-from pacbayes_fl.data.scaling import ColumnScale, Shared, columns_of
+from pacbayes_fl.data.moments import columns_of, moments_of, power_of_two
+from pacbayes_fl.data.scaling import ColumnScale, Shared
 from pacbayes_fl.data.shrinkage import log_std
 from pacbayes_fl.data.summaries import SummaryScale, summarise
 

@@ -19,13 +19,13 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.far_clients import beyond, say_far, without_far_by
 from pacbayes_fl.data.linear_start import LinearStart
 from pacbayes_fl.data.lone_values import say_lone
-from pacbayes_fl.data.moments import Moments, combined, moments_of, standardised
+from pacbayes_fl.data.moments import Moments, columns_of, combined, moments_of, standardised
 from pacbayes_fl.data.row_counts import counted_rows
 from pacbayes_fl.data.shrinkage import Population, fit_population, shrunk
 from pacbayes_fl.data.summaries import SummaryScale
 from pacbayes_fl.data.target_bounds import Bounds
 from pacbayes_fl.data.transforms import Transform
-from pacbayes_fl.errors import caller_stacklevel
+from pacbayes_fl.errors import caller_stacklevel, listed
 
 ColumnScale = Literal["client", "shrunk", "pooled", "none"]
 """How a column is scaled: by each client's own moments, by these shrunk towards the federation's (empirical Bayes), by
@@ -72,7 +72,7 @@ class Scaling(NamedTuple):
         """Replace the maps of some columns.
 
         Args:
-            columns: which of the d features, and the target last [d + 1] bool.
+            columns: which of the d features, and the target last [d + 1] or, by client, [K, d + 1] bool.
             mean: [d + 1] or, by client, [K, d + 1], in units of each column.
             std: likewise [*, d + 1], positive.
 
@@ -81,10 +81,10 @@ class Scaling(NamedTuple):
         """
         mean, std = mean.to(self.x_mean), std.to(self.x_std)
         return Scaling(
-            torch.where(columns[:-1], mean[..., :-1], self.x_mean),
-            torch.where(columns[:-1], std[..., :-1], self.x_std),
-            torch.where(columns[-1], mean[..., -1].to(self.y_mean), self.y_mean),
-            torch.where(columns[-1], std[..., -1].to(self.y_std), self.y_std),
+            torch.where(columns[..., :-1], mean[..., :-1], self.x_mean),
+            torch.where(columns[..., :-1], std[..., :-1], self.x_std),
+            torch.where(columns[..., -1], mean[..., -1].to(self.y_mean), self.y_mean),
+            torch.where(columns[..., -1], std[..., -1].to(self.y_std), self.y_std),
         )
 
     def average(self) -> Scaling:
@@ -151,30 +151,30 @@ class Shared(NamedTuple):
             batch: these rows.
 
         Returns:
-            The maps by which the clients' rows are brought into a method's units.
+            The maps by which the clients' rows are brought into a method's units; a client's own where a column is none
+            of the federation's, as in another unit (`far_clients.beyond`).
         """
-        result = self.impose(own)
-        if self.between is None or self.spread is None or "shrunk" not in self.kinds:
+        result, federated = self.impose(own), self.federated
+        if batch.x.dim() > 3 or not bool(federated.any()):
             return result
-        population = Population(self.mean, self.std, self.between, self.spread)
-        moments = moments_of(columns_of(batch), batch.mask)
-        mean, std = shrunk(moments, batch.size, population)
-        alone = beyond(moments, population)
+        moments, population = moments_of(columns_of(batch), batch.mask), self.population
+        alone, (mean, std) = beyond(moments, population), shrunk(moments, batch.size, population)
         mean, std = torch.where(alone, moments.mean, mean), torch.where(alone, moments.std, std)
-        return result.replaced(torch.tensor([kind == "shrunk" for kind in self.kinds], device=mean.device), mean, std)
+        drawn = torch.tensor([kind == "shrunk" for kind in self.kinds], device=mean.device)
+        return result.replaced(federated.to(mean.device) & (drawn | alone), mean, std)
 
+    @property
+    def federated(self) -> Tensor:
+        """Which columns are scaled by moments of all clients' rows [d + 1] bool, on the CPU."""
+        return torch.tensor([kind in FEDERATED for kind in self.kinds])
 
-def columns_of(batch: ClientBatch) -> Tensor:
-    """Put the target behind the features; 0 for labels, which stay where they are.
-
-    Args:
-        batch: x [K, N, d], y [K, N].
-
-    Returns:
-        [K, N, d + 1].
-    """
-    y = batch.y if batch.y.is_floating_point() else torch.zeros_like(batch.x[..., 0])
-    return torch.cat((batch.x, y.unsqueeze(-1)), -1)
+    @property
+    def population(self) -> Population:
+        """Moments of all clients' rows, and how far those of clients are from them; of use where `federated`."""
+        zero = torch.zeros_like(self.std)
+        return Population(
+            self.mean, self.std, *(zero if leaf is None else leaf for leaf in (self.between, self.spread))
+        )
 
 
 def settle(
@@ -321,7 +321,7 @@ def settle_moments(
     pooled = torch.tensor([kind == "pooled" for kind in kinds], device=device)
     if still := [name for name, one in zip(names, (pooled & whole.flat[0]).tolist(), strict=True) if one]:
         vary = "does" if len(still) == 1 else "do"
-        text = f"{_listed(still)} {vary} not vary over all clients: left unscaled (std := 1)"
+        text = f"{listed(still)} {vary} not vary over all clients: left unscaled (std := 1)"
         warnings.warn(text, stacklevel=caller_stacklevel())
     mean, std = torch.where(pooled, whole.mean[0], 0.0), torch.where(pooled & ~whole.flat[0], whole.std[0], 1.0)
     result = Shared(tuple(kinds), mean, std)
@@ -383,7 +383,7 @@ def _say_lost(names: Sequence[str], differ: Sequence[bool], alone: str) -> None:
     """Warn of open columns that are constant inside clients, by whether these are known to differ."""
     for known, between in ((True, "different between them"), (False, "perhaps different between those of other nodes")):
         if lost := [name for name, one in zip(names, differ, strict=True) if one == known]:
-            what = f"{_listed(lost)}: constant inside clients and {between}, so that scaling by client makes 0"
+            what = f"{listed(lost)}: constant inside clients and {between}, so that scaling by client makes 0"
             advice = (
                 f"{alone}, so they are not scaled across clients (data.column_scale = 'none' keeps their own units)"
             )
@@ -395,28 +395,22 @@ def _say_constant(clients: Sequence[str], flat: Tensor, columns: Sequence[str], 
     if flat[:, -1].any() and not labels:
         names = [name for name, is_flat in zip(clients, flat[:, -1].tolist(), strict=True) if is_flat]
         warnings.warn(
-            f"targets of {_listed(names)} do not vary: left unscaled (std := 1)", stacklevel=caller_stacklevel()
+            f"targets of {listed(names)} do not vary: left unscaled (std := 1)", stacklevel=caller_stacklevel()
         )
     alike: dict[tuple[int, ...], list[str]] = {}
     for j in flat[:, :-1].any(0).nonzero().flatten().tolist():
         alike.setdefault(tuple(flat[:, j].nonzero().flatten().tolist()), []).append(columns[j])
     if alike:
         clauses = [
-            f"{_listed(names)} in {_listed([clients[k] for k in where])}"
+            f"{listed(names)} in {listed([clients[k] for k in where])}"
             if len(where) < len(clients) or len(clients) == 1
-            else f"{_listed(names)} in every client"
+            else f"{listed(names)} in every client"
             for where, names in alike.items()
         ]
         text = "; ".join([*clauses[:_SHOWN], *([f"and {len(clauses) - _SHOWN} more"] if len(clauses) > _SHOWN else [])])
         warnings.warn(
             f"features that do not vary tell a client nothing, and become 0: {text}", stacklevel=caller_stacklevel()
         )
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Name the first few."""
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def untouched(features: int) -> Shared:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.moments import Moments, combined, moments_of
+from pacbayes_fl.data.moments import Moments, columns_of, combined, moments_of
 from pacbayes_fl.data.row_counts import counted, different_rows
-from pacbayes_fl.data.scaling import columns_of
 from pacbayes_fl.errors import ShapeError
 
 

@@ -13,7 +13,8 @@ from pacbayes_fl.data import tables
 from pacbayes_fl.data.far_clients import without_far
 from pacbayes_fl.data.foreign_units import say_foreign
 from pacbayes_fl.data.linear_start import LinearStart, linear_moments, pooled_ridge
-from pacbayes_fl.data.scaling import Shared, columns_of, untouched
+from pacbayes_fl.data.moments import columns_of
+from pacbayes_fl.data.scaling import Shared, untouched
 from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.methods.pac_pfl.choice import PriorChoice

@@ -325,3 +325,17 @@ def test_a_pooled_column_that_varies_nowhere_is_named() -> None:
 def test_labels_are_nobody_s_to_scale() -> None:
     batch = ClientBatch.pad([(torch.rand(4, 1, dtype=torch.float64), torch.tensor([0, 1, 1, 0]))], classes=2)
     assert scaling.settle(batch, [None, "pooled"]).kinds == ("client", "none")
+
+
+@pytest.mark.parametrize("kind", ["pooled", "shrunk"])
+def test_a_client_in_another_unit_keeps_its_own_map_in_that_column(kind: scaling.ColumnScale) -> None:
+    generator = torch.Generator().manual_seed(3)
+    x, y = torch.randn(6, 20, 2, generator=generator).double(), torch.randn(6, 20, generator=generator).double()
+    shared = scaling.settle(ClientBatch.pad(list(zip(x[:5], y[:5], strict=True))), [kind] * 3)
+    late = ClientBatch.pad([(x[5], y[5]), (x[5], 1e4 * y[5] + 5e6), (x[5], torch.full((20,), 1e7).double())])
+    own = scaling.fit(late, shared)
+    used = shared.used(own, late)
+    assert torch.equal(used.y_mean[1], own.y_mean[1]) and torch.equal(used.y_std[1], own.y_std[1])
+    assert torch.equal(used.x_mean[1], used.x_mean[0]) and torch.equal(used.x_std[1], used.x_std[0])
+    assert used.y_std[0] != own.y_std[0]
+    assert used.y_mean[2] != own.y_mean[2]  # a constant says how large a client is, and nothing of its unit

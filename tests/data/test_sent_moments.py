@@ -7,8 +7,8 @@ import torch
 
 from pacbayes_fl.data import scaling
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.moments import moments_of
-from pacbayes_fl.data.scaling import ColumnScale, columns_of
+from pacbayes_fl.data.moments import columns_of, moments_of
+from pacbayes_fl.data.scaling import ColumnScale
 from pacbayes_fl.data.sent_moments import SentMoments
 from pacbayes_fl.errors import ShapeError
 

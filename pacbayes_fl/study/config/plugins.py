@@ -11,7 +11,7 @@ from dataclasses import MISSING, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, Literal, get_type_hints
 
-from pacbayes_fl import methods
+from pacbayes_fl import methods, settings
 from pacbayes_fl.errors import ShapeError, StudyError, shown
 from pacbayes_fl.options import options_of
 from pacbayes_fl.plugins import references
@@ -31,10 +31,22 @@ def _recipe(thing: object, module: ModuleType, name: str) -> Recipe | None:
     from pacbayes_fl.methods.recipe import Recipe
 
     if isinstance(thing, Recipe):
-        return thing
+        return _with_known_presets(thing, name)
     if not (isinstance(thing, type) and issubclass(thing, Method)):
         return None
-    return stated_recipe(thing, module) or recipe_of(thing)
+    stated = stated_recipe(thing, module)
+    return recipe_of(thing) if stated is None else _with_known_presets(stated, name)
+
+
+def _with_known_presets(recipe: Recipe, name: str) -> Recipe:
+    """Refuse values of a preset that the method cannot have, before anything is trained."""
+    for preset, parts in recipe.presets.items():
+        try:
+            settings.parse(recipe.options, parts.get("method", {}), f"{name}, preset {preset!r} [method]")
+        except StudyError as error:
+            hint = "a recipe that dataclasses.replace makes of another keeps its presets: give it presets of its own"
+            raise StudyError(str(error), hint=hint) from error
+    return recipe
 
 
 def stated_recipe(method: type[AnyMethod], module: ModuleType) -> Recipe | None:

@@ -27,6 +27,22 @@ from tests import tiny_images
 from tests.tiny import TABLE
 from tests.user_objects import BOUND, LOSS, METHOD, METRIC, MODEL, RULE, SOURCE, write
 
+DERIVED = """
+from dataclasses import dataclass, replace
+
+from pacbayes_fl.methods.variational.cfedbayes import CFedBayes
+from pacbayes_fl.methods.variational.pfedbayes import RECIPE as OTHER
+
+
+@dataclass(frozen=True)
+class Mine(CFedBayes):
+    pass
+
+
+RECIPE = replace(OTHER, method=Mine)
+"""
+BOTH = "Mine", "RECIPE"
+
 
 def table(**parts: Any) -> dict[str, Any]:
     """Return a study of two rounds with some parts replaced."""
@@ -59,6 +75,10 @@ def written(folder: Path, **parts: Any) -> str:
             ["MeanTarget has options that no study can hold: shrink is <class 'dict'>"],
         ),
         (METHOD + "    model: int = 3\n", "mine.py:MeanTarget", ["MeanTarget.model is annotated"]),
+        *[
+            (DERIVED, f"mine.py:{name}", ["preset 'paper' [method]: unknown key", "dataclasses.replace"])
+            for name in BOTH
+        ],
     ],
 )
 def test_errors_say_file_name_and_what_was_expected(

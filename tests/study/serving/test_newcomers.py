@@ -132,8 +132,8 @@ def test_others_are_predicted_where_one_clients_numbers_are_not_finite(
         forecast_newcomers(trained, path)
 
 
-@pytest.mark.parametrize(("scale", "how"), [("pooled", "by whose moments it is scaled"), ("shrunk", "its own moments")])
-def test_a_newcomer_in_another_unit_or_with_a_wrong_cell_is_named(scale: str, how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scale", ["pooled", "shrunk"])
+def test_a_newcomer_in_another_unit_is_named_and_predicted_in_its_own(scale: str, tmp_path: Path) -> None:
     study = on_csv(write_csv(tmp_path / "rows.csv", rows()), f"data.scale={scale}")
     run.run(study, tmp_path / "run")
     trained = run.open_run(tmp_path / "run")
@@ -141,8 +141,15 @@ def test_a_newcomer_in_another_unit_or_with_a_wrong_cell_is_named(scale: str, ho
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         forecast_newcomers(trained, write_csv(tmp_path / "usual.csv", usual))
-    scaled = [
-        row | {"y": 1000 * float(str(row["y"]))} if row["y"] and row["client"] == "stranger 1" else row for row in usual
-    ]
-    with pytest.warns(UserWarning, match=f"^stranger 1: far in y from what the clients of the training have, .*{how}"):
-        forecast_newcomers(trained, write_csv(tmp_path / "unit.csv", scaled))
+    found = {}
+    for factor in (2.0**10, 2.0**20):
+        other = [
+            row | {"y": factor * float(str(row["y"]))} if row["y"] and row["client"] == "stranger 1" else row
+            for row in usual
+        ]
+        with pytest.warns(UserWarning, match="^stranger 1: far in y from what the clients of the .*its own moments"):
+            forecast = forecast_newcomers(trained, write_csv(tmp_path / "unit.csv", other))
+        own = [row for row, client in enumerate(forecast.clients) if client == "stranger 1"]
+        found[factor] = [forecast.table()["mean"][row] for row in own]
+    assert found[2.0**20] == pytest.approx([2.0**10 * mean for mean in found[2.0**10]], rel=1e-9)
+    assert max(map(abs, found[2.0**10])) < 2.0**10 * 10 * max(abs(float(str(row["y"]))) for row in usual if row["y"])
