@@ -43,6 +43,9 @@ _MARGINS = MappingProxyType(
     }
 )
 
+_SETTLED: Final = 80
+"""Rounds after which errors are about as large as they stay; a longer run than twice that is followed half-way."""
+
 _WEIGHT: Final = "zeta"  # of a divergence, which counts in units of the noise
 _FEW = 0.25  # of the clients: where more are below chance, it is the models that are wrong
 
@@ -264,7 +267,8 @@ def _rounds(
 ) -> tuple[Study, JsonTable]:
     """Choose the number of rounds, or the noise, or both along one path, with the first candidates of what is open."""
     trial = first(study, but=(ROUNDS, NOISE, TEMPERATURE))
-    marks = _from_start(study, candidates(study, ROUNDS)) if ROUNDS in study.held_out else (study.plan.rounds,)
+    settled = min(study.plan.rounds, max(_SETTLED, study.plan.rounds // 2))
+    marks = _from_start(study, candidates(study, ROUNDS)) if ROUNDS in study.held_out else (settled,)
     path = paths(trial, marks, lambda mark, score: tell(f"{ROUNDS.key}={mark}", score))
     if path.best is None:
         if path.failure is not None:

@@ -736,6 +736,20 @@ def test_the_noise_is_that_of_the_best_round(rounds: str, few: None, tmp_path: P
     assert choice_file.recall(study, tmp_path / "run")[0] == chosen and result.round == chosen.plan.rounds
 
 
+@pytest.mark.parametrize(("rounds", "followed"), [(6, 6), (80, 80), (120, 80), (400, 200)])
+def test_the_noise_of_a_run_of_known_length_is_chosen_half_way(
+    rounds: int, followed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reached(study: Study, dataset: object, marks: Sequence[int], *_: object, **__: object) -> Along:
+        return Along({marks[-1]: -1.0}, noise={marks[-1]: {0.4: -2.0, 0.8: -1.0}})
+
+    monkeypatch.setattr(held_out, "follow", reached)
+    study = tiny(*quick("fedavg"), f"federation.rounds={rounds}", "model.noise_std=held-out")
+    chosen, notes = choose(study, load(study))
+    assert f"after {followed} rounds" in notes["model.noise_std"]["rule"]
+    assert (chosen.plan.rounds, chosen.model.noise_std) == (rounds, 0.8)
+
+
 def variational(name: str, source: Path, *sets: str) -> Study:
     """A study of rows of one's own whose networks have a weight of the divergence and a noise."""
     return Study.from_table({"seed": 1}, "tiny.toml", [*quick(name), f"data.source={source}", *sets])
