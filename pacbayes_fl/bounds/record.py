@@ -120,6 +120,19 @@ def from_record(record: JsonMapping, *bounds: Bound) -> Certificate:
     return certificate
 
 
+def of_another_bound(record: JsonMapping, *bounds: Bound) -> bool:
+    """Whether a record is of a bound that is not at hand, so that its value cannot be computed again.
+
+    Args:
+        record: what `to_record` returned, perhaps by way of a file.
+        *bounds: at hand beside those of the table.
+
+    Returns:
+        False of one whose entries are not those that its checksum was made of.
+    """
+    return record.get("formula") not in formulas(*bounds) and record.get("checksum") == _checksum(record)
+
+
 def _read(record: JsonMapping, known: Mapping[str, Formula]) -> Certificate:
     name = record["formula"]
     if name not in known:

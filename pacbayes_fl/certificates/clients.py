@@ -9,6 +9,7 @@ of Q as a Gibbs predictor.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch import Tensor
 from pacbayes_fl import bounds
 from pacbayes_fl.bounds import Bound, BoundedLoss, Certificate, Premises, Provenance
 from pacbayes_fl.bounds.holdout import HOLDOUT_BETTING, of_losses
+from pacbayes_fl.bounds.record import of_another_bound
 from pacbayes_fl.bounds.table import DEFAULT
 from pacbayes_fl.certificates import log as study_certify_log
 from pacbayes_fl.certificates import network
@@ -31,7 +33,7 @@ from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.certificates.rows import BoundRows, bound_rows_of, told_by_all
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling
-from pacbayes_fl.errors import AssumptionError, DataError, kinds_checked
+from pacbayes_fl.errors import AssumptionError, DataError, caller_stacklevel, kinds_checked
 from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun, model_of
 from pacbayes_fl.results.updates import fingerprints
 from pacbayes_fl.study.method_names import as_named
@@ -397,12 +399,23 @@ def checked(tables: Sequence[CertifiedRun], *known: Bound) -> None:
 
     Raises:
         DataError: naming the table of which a record was edited or does not give its value.
+
+    Warns:
+        UserWarning: naming tables of bounds of one's own that are not known here, and so were not computed again.
     """
+    unknown = list[str]()
     for table in tables:
         for name, record in [*table.certificates.items(), *table.summary.items(), *table.holdout.items()]:
             try:
                 bounds.from_record(record, *known)
             except DataError as error:
-                raise DataError(
-                    f"certificates {table.stem} of {name} clients: {error}", hint="certify again"
-                ) from error
+                if of_another_bound(record, *known):
+                    unknown.append(table.stem)
+                    continue
+                what = f"certificates {table.stem} of {name} clients: {error}"
+                raise DataError(what, hint="certify again") from error
+    if unknown:
+        names = ", ".join(dict.fromkeys(unknown))
+        warnings.warn(
+            f"certificates {names}: of a bound of one's own, not computed again", stacklevel=caller_stacklevel()
+        )

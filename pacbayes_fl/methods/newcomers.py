@@ -21,6 +21,19 @@ Made = TypeVar("Made", bound=Posterior)
 class TrainsNewcomers(ABC, Generic[Message, State, Made]):
     """Half of a method: personalisation from a client's state, which stands before `Method` among its bases."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse another `personalise`, which clients that have trained would never come to.
+
+        Raises:
+            TypeError: saying what to define in its place.
+        """
+        super().__init_subclass__(**kwargs)
+        if "personalise" in vars(cls):
+            instead = (
+                "personalise_trained, which all clients come to, and train_newcomers, which new ones come to first"
+            )
+            raise TypeError(f"{cls.__name__} replaces personalise, which is made of two others: define {instead}")
+
     @abstractmethod
     def train_newcomers(self, message: Message, state: State, batch: ClientBatch, noise: Noise) -> State:
         """Give the states [K, *] that all clients would have as new ones; those of the others are left aside.

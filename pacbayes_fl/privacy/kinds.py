@@ -6,15 +6,17 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from pacbayes_fl.errors import StudyError, shown
 from pacbayes_fl.options import by_name
 from pacbayes_fl.plugins.table import OpenTable, under_its_name
 
 Account = Literal["gaussian", "laplace", "pure", "zcdp"]
+Norm = Literal[1, 2, "range"]
 
 _WORDS: Final = 2.0**52
 
@@ -64,7 +66,7 @@ class MechanismKind:
 
     name: str
     title: str
-    norm: Literal[1, 2, "range"]
+    norm: Norm
     draw: Callable[[int, int, torch.Generator | None], Tensor]
     account: Account
     growth: Callable[[int], float] = _one
@@ -72,6 +74,21 @@ class MechanismKind:
     delta: bool = False
     claim: Claim | None = None
     correlated: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a norm or an account that nothing here knows, or that cannot hold: it would be another one's.
+
+        Raises:
+            StudyError: saying what is allowed.
+        """
+        for what, value, allowed in (("norm", self.norm, get_args(Norm)), ("account", self.account, get_args(Account))):
+            if not any(type(value) is type(one) and value == one for one in allowed):
+                among = ", ".join(map(repr, allowed))
+                raise StudyError(f"mechanism {self.name!r}: {what} must be one of {among}, got {shown(value)}")
+        if self.account == "laplace" and self.norm != 1:
+            what = f"mechanism {self.name!r}: independent Laplace noise is accounted for by an L1 clip, norm=1"
+            hint = "account = 'zcdp' with the growth of a clip in L2, sqrt(D)"
+            raise StudyError(f"{what}, got {shown(self.norm)}", hint=hint)
 
     @property
     def chooses(self) -> bool:

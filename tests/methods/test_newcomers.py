@@ -56,3 +56,11 @@ def test_nothing_is_trained_where_nobody_is_new(method: Untrained, rounds: list[
 def test_a_method_says_how_its_newcomers_are_trained() -> None:
     assert issubclass(LocalOnly, TrainsNewcomers) and issubclass(LocalOnly, Method)
     assert TrainsNewcomers.__abstractmethods__ == {"train_newcomers", "personalise_trained"}
+
+
+def test_a_personalise_that_trained_clients_would_not_come_to_is_refused() -> None:
+    body = {"personalise": lambda self, message, state, batch, noise: None}
+    with pytest.raises(
+        TypeError, match="^Other replaces personalise, .*: define personalise_trained, .*train_newcomers"
+    ):
+        type("Other", (Tenfold,), body)

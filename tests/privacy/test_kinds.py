@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from scipy import stats
 
-from pacbayes_fl.errors import PrivacyError
+from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.privacy import kinds
 from pacbayes_fl.privacy.accounting import Budget, delta, epsilon, noise_multiplier
 from pacbayes_fl.privacy.charges import Charge
@@ -112,3 +113,25 @@ def test_who_has_a_pure_epsilon_says_how_it_grows() -> None:
         **{"gaussian": 2, "dp-ftrl": 2, "laplace": 1, "knorm": 2, "exponential": "range", "paper_algorithm_3": 2}
     }
     assert all(kind.name == name and kind.title for name, kind in MECHANISMS.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "said"),
+    [
+        (
+            "gaussian",
+            {"account": "Gaussian"},
+            "account must be one of 'gaussian', 'laplace', 'pure', 'zcdp', got 'Gaus",
+        ),
+        ("laplace", {"account": "laplacian"}, "account must be one of"),
+        ("laplace", {"norm": 3}, "norm must be one of 1, 2, 'range', got 3"),
+        ("laplace", {"norm": "1"}, "norm must be one of 1, 2, 'range', got '1'"),
+        ("laplace", {"norm": True}, "norm must be one of"),
+        ("laplace", {"norm": 2}, "accounted for by an L1 clip, norm=1, got 2"),
+    ],
+)
+def test_an_account_that_nothing_knows_or_that_cannot_hold_guarantees_nothing(
+    name: str, wrong: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(StudyError, match=f"^mechanism '{name}': .*{said}"):
+        replace(MECHANISMS[name], **wrong)
