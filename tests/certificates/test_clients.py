@@ -629,7 +629,7 @@ def test_a_bound_of_one_s_own_certifies_a_run_as_any_other(opened: Opened) -> No
     with pytest.warns(UserWarning, match="^certificates refined-pinsker: of a bound of one's own, not computed again$"):
         checked([table])
     edited = {**table.certificates, "new": {**table.certificates["new"], "delta": 0.2}}
-    with pytest.raises(DataError, match="^certificates refined-pinsker of new clients: .*not those that its checksum"):
+    with pytest.raises(DataError, match=r"^certificates refined-pinsker of new clients: .*not those that its checksum"):
         checked([replace(table, certificates=edited)])
     with pytest.raises(AssumptionError, match=r"the bound 'theorem-4.2' needs .*lam, which no run has all of"):
         Request(BOUNDS["theorem-4.2"])

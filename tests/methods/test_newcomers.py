@@ -61,6 +61,6 @@ def test_a_method_says_how_its_newcomers_are_trained() -> None:
 def test_a_personalise_that_trained_clients_would_not_come_to_is_refused() -> None:
     body = {"personalise": lambda self, message, state, batch, noise: None}
     with pytest.raises(
-        TypeError, match="^Other replaces personalise, .*: define personalise_trained, .*train_newcomers"
+        TypeError, match=r"^Other replaces personalise, .*: define personalise_trained, .*train_newcomers"
     ):
         type("Other", (Tenfold,), body)
