@@ -51,6 +51,7 @@ class _Upper(torch.autograd.Function):
         sure = errors >= rows
         inside = np.where(sure, 0.0, errors)
         p = np.where(sure, 1.0, special.betainccinv(inside + 1.0, rows - inside, chance))
+        p = np.where(np.isnan(p) & ~np.isnan(chance), 1.0, p)  # of the least chances scipy knows no inverse
         push = _OUTWARDS
         for _ in range(40):  # the inverse may err to either side: the tail there has to be delta at most
             p = np.where(sure, 1.0, np.minimum(p + push * np.minimum(p, 1.0 - p) + np.spacing(p), 1.0))

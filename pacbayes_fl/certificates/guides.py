@@ -19,17 +19,21 @@ Program = Callable[..., object]
 """Draws sites, given inputs: a guide, or what a guide is measured against."""
 
 _VALUES = 64  # of a discrete site that are tried
+_QUANTILES = (1e-4, 0.01, 0.1, 0.4, 0.6, 0.9, 0.99, 0.9999)  # of sites that are not, likewise
+_AROUND = ("Independent", "ExpandedDistribution", "MaskedDistribution")
+"""Kinds that change no mean of a row's target."""
 
 
 def draws_of(guide: Program, inputs: object) -> Iterator[Trace]:
-    """Yield traces of a guide: some draws, and the first with other values at each discrete site, be they unlikely.
+    """Yield traces of a guide: some draws, and the first with other values at its sites, be they unlikely.
 
     Args:
         guide: of Pyro.
         inputs: of the rows.
 
     Yields:
-        Traces, the first from torch's seed 0.
+        Traces, the first from torch's seed 0; then of other values at each discrete site, of quantiles at all others at
+        once, and two more draws.
     """
     with torch.no_grad(), torch.random.fork_rng(devices=[]), pyro.validation_enabled(False):
         for seed in range(3):
@@ -42,10 +46,29 @@ def draws_of(guide: Program, inputs: object) -> Iterator[Trace]:
                     other = drawn.copy()
                     other.nodes[name] = {**drawn.nodes[name], "value": value}
                     yield poutine.trace(poutine.replay(guide, trace=other)).get_trace(inputs)
+            for quantile in () if seed else _QUANTILES:
+                far = Trace()
+                for name, site in drawn.nodes.items():
+                    if (value := _at(site, quantile)) is not None:
+                        far.nodes[name] = {**site, "value": value}
+                if far.nodes:
+                    yield poutine.trace(poutine.replay(guide, trace=far)).get_trace(inputs)
 
 
 def _enumerable(site: Mapping[str, Any]) -> bool:
     return site["type"] == "sample" and not is_plate(site) and bool(site["fn"].has_enumerate_support)
+
+
+def _at(site: Mapping[str, Any], quantile: float) -> Tensor | None:
+    """Give a site its quantile everywhere; None where that is not known."""
+    if site["type"] != "sample" or is_plate(site) or site["is_observed"]:
+        return None
+    bare = _bare(site["fn"])
+    try:
+        value: Tensor = bare.icdf(torch.full_like(site["value"], quantile))
+    except (NotImplementedError, AttributeError, RuntimeError, TypeError):  # of a kind, or a shape, without
+        return None
+    return value if value.shape == site["value"].shape and bool(value.isfinite().all()) else None
 
 
 def kl_of(model: Program, inputs: object, drawn: Trace) -> float:
@@ -62,8 +85,13 @@ def kl_of(model: Program, inputs: object, drawn: Trace) -> float:
     Raises:
         AssumptionError: when a site is no density of independent numbers, or the program has none of its name.
     """
+    return _total_kl(drawn, _replayed(model, inputs, drawn))
+
+
+def _total_kl(drawn: Trace, played: Trace) -> float:
+    """Add the divergences of the sites up that `_sites` yields."""
     total = 0.0
-    for name, q, p, _ in _sites(model, inputs, drawn):
+    for name, q, p, _ in _sites(drawn, played):
         try:
             total += kl_divergence(q, p).sum().item()
         except NotImplementedError as error:
@@ -76,7 +104,8 @@ def kl_of(model: Program, inputs: object, drawn: Trace) -> float:
 def require_prior_alone(model: Program, inputs: Any, drawn: Trace) -> None:
     """Refuse a program that draws its sites otherwise given other rows: as a prior it has seen these.
 
-    The others are as many: the first half of the rows, twice.
+    The others are as many: a half of the rows, twice. Halves are the first, the last, and both of an order drawn from
+    torch's seed 0.
 
     Args:
         model: the program, which is the prior.
@@ -87,11 +116,27 @@ def require_prior_alone(model: Program, inputs: Any, drawn: Trace) -> None:
         AssumptionError: when the divergence of the same guide is another one there.
     """
     rows, count = (inputs.iloc if hasattr(inputs, "iloc") else inputs), len(inputs)
-    here, there = (kl_of(model, x, drawn) for x in (inputs, rows[[at % ((count + 1) // 2) for at in range(count)]]))
-    if abs(here - there) > 1e-6 * (1.0 + abs(here)):
-        what = f"the program's sites depend on its inputs: the divergence is {here:.6g} nats, of half of the rows twice"
-        hint = "numbers that were fixed without the rows of the bound, such as moments of other rows"
-        raise AssumptionError(f"{what} {there:.6g}, and a prior must not have seen the rows", hint=hint)
+    order, half = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist(), (count + 1) // 2
+    here = kl_of(model, inputs, drawn)
+    for part in ([*range(half)], [*range(count - half, count)], order[:half], order[count - half :]):
+        there = kl_of(model, rows[[part[at % half] for at in range(count)]], drawn)
+        if not agree(here, there):
+            what = "the program's sites depend on its inputs, and a prior must not have seen the rows: the divergence"
+            what = f"{what} is {here:.6g} nats, of half of the rows twice {there:.6g}"
+            hint = "numbers that were fixed without the rows of the bound, such as moments of other rows"
+            raise AssumptionError(what, hint=hint)
+
+
+def agree(*kl: float) -> bool:
+    """Whether divergences are one number but for rounding.
+
+    Args:
+        *kl: in nats.
+
+    Returns:
+        False where one is NaN.
+    """
+    return max(kl) - min(kl) <= 1e-6 * (1.0 + abs(kl[0]))
 
 
 def log_ratio_of(model: Program, inputs: object, drawn: Trace) -> float:
@@ -108,26 +153,28 @@ def log_ratio_of(model: Program, inputs: object, drawn: Trace) -> float:
     Raises:
         AssumptionError: as `kl_of`.
     """
-    pairs = _sites(model, inputs, drawn)
+    pairs = _sites(drawn, _replayed(model, inputs, drawn))
     return sum((q.log_prob(z).double().sum() - p.log_prob(z).double().sum()).item() for _, q, p, z in pairs)
 
 
-def _sites(model: Program, inputs: object, drawn: Trace) -> Iterator[tuple[str, Distribution, Distribution, Tensor]]:
-    """Yield name, distribution under guide and program, and value of every site of a trace of the guide."""
+def _replayed(model: Program, inputs: object, drawn: Trace) -> Trace:
     if seen := [name for name, site in drawn.nodes.items() if site.get("is_observed") and not is_plate(site)]:
         what = f"the guide observes the site {seen[0]!r}, and a guide draws all of its sites"
         raise AssumptionError(what, hint="what the rows say belongs into the program: pyro.sample(..., obs=) there")
+    for name, site in drawn.nodes.items():
+        if site["type"] == "sample" and is_plate(site) and site["fn"].subsample_size not in (None, site["fn"].size):
+            raise AssumptionError(f"the plate {name!r} of the guide is a part of its rows", hint="give kl")
     with torch.no_grad(), pyro.validation_enabled(False):
-        played = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(inputs)
+        return poutine.trace(poutine.replay(model, trace=drawn)).get_trace(inputs)
+
+
+def _sites(drawn: Trace, played: Trace) -> Iterator[tuple[str, Distribution, Distribution, Tensor]]:
+    """Yield name, distribution under guide and program, and value of every site of a trace of the guide."""
     if shared := [name for name, site in played.nodes.items() if site["type"] == "param" and name in drawn.nodes]:
         what = f"guide and program share the parameter {shared[0]!r}: what fits one fits the other"
         raise AssumptionError(what, hint="a number in the program, or a parameter of another name")
     for name, site in drawn.nodes.items():
-        if site["type"] != "sample":
-            continue
-        if is_plate(site):
-            if site["fn"].subsample_size != site["fn"].size:
-                raise AssumptionError(f"the plate {name!r} of the guide is a part of its rows", hint="give kl")
+        if site["type"] != "sample" or is_plate(site):
             continue
         if name not in played.nodes:
             if name.removesuffix("_unconstrained") in played.nodes:
@@ -172,28 +219,51 @@ def _site(drawn: Trace, name: str) -> Distribution:
     return own
 
 
-def played(model: Program, drawn: Trace, x: object) -> Distribution:
+def _bare(distribution: Any) -> Any:
+    """Take a distribution out of those that change no mean of it."""
+    while type(distribution).__name__ in _AROUND:
+        distribution = distribution.base_dist
+    return distribution
+
+
+def played(model: Program, drawn: Trace, x: object, kl: float | None = None) -> Distribution:
     """Give the distribution of the site that a program observes, with the latent sites as drawn.
 
     Args:
         model: the program.
         drawn: a trace of the guide.
         x: inputs.
+        kl: the divergence that the guide's sites are known to have, in nats; looked at no more when None.
 
     Returns:
         The distribution of the rows' targets.
 
     Raises:
-        AssumptionError: when it observes no site or several.
+        AssumptionError: when it observes no site or several, or the sites have another divergence here.
     """
     with torch.no_grad():
         trace = poutine.trace(poutine.replay(poutine.block(model, hide_types=["param"]), trace=drawn)).get_trace(x)
+    if kl is not None:
+        require_independent(kl, _total_kl(drawn, trace))
     sites = [one for name, one in trace.nodes.items() if one["type"] == "sample" and name not in drawn.nodes]
     sites = [
         one for one in sites if not one["infer"].get("_deterministic") and type(one["fn"]).__name__ != "_Subsample"
     ]
     if len(sites) != 1:
         raise AssumptionError(f"the program must observe one site given its inputs, found {len(sites)}")
-    *_, innermost = _layers(sites[0]["fn"])
-    result: Distribution = innermost
+    result: Distribution = _bare(sites[0]["fn"])
     return result
+
+
+def require_independent(*kl: float) -> None:
+    """Refuse sites whose divergences depend on the values of others: then their sum at one draw is no divergence.
+
+    Args:
+        *kl: of some draws, in nats.
+
+    Raises:
+        AssumptionError: when they are not one number.
+    """
+    if not agree(*kl):
+        what = "the guide's sites, or the program's, depend on each other: their KL divergences vary from draw to draw"
+        raise AssumptionError(what, hint="give sample and kl of the guide as a whole")

@@ -21,7 +21,15 @@ from pacbayes_fl.bounds import discrete_kl, full_gaussian_kl
 from pacbayes_fl.bounds.checks import ROUNDING
 from pacbayes_fl.certificates import ratios
 from pacbayes_fl.certificates.aliasing import require_apart
-from pacbayes_fl.certificates.guides import draws_of, is_plate, kl_of, log_ratio_of, played, require_prior_alone
+from pacbayes_fl.certificates.guides import (
+    draws_of,
+    is_plate,
+    kl_of,
+    log_ratio_of,
+    played,
+    require_independent,
+    require_prior_alone,
+)
 from pacbayes_fl.certificates.laplace_gaussians import gaussian_of, learned_beside, left_alone, uncertain
 from pacbayes_fl.errors import AssumptionError, shown
 
@@ -391,16 +399,14 @@ def _guide(guide: Any, model: Any, inputs: Any) -> Hypotheses:
     if not any(site["type"] == "sample" and not is_plate(site) for site in traces[0].nodes.values()):
         raise _not_known(guide)
     values = [kl_of(model, inputs, drawn) for drawn in traces]
-    if max(values) - min(values) > 1e-6 * (1.0 + abs(values[0])):
-        what = "the guide's sites, or the program's, depend on each other: their KL divergences vary from draw to draw"
-        raise AssumptionError(what, hint="give sample and kl of the guide as a whole")
+    require_independent(*values)
     if not -ROUNDING <= values[0] < math.inf:
         raise AssumptionError(f"the KL divergence of the guide from the program is {values[0]:g}")
     require_prior_alone(model, inputs, traces[0])
 
     def draw(count: int, generator: torch.Generator) -> Iterator[Predict]:
         for _ in range(count):
-            yield partial(played, model, _traced(guide, inputs, _state(generator)))
+            yield partial(played, model, _traced(guide, inputs, _state(generator)), kl=values[0])
 
     def one(generator: torch.Generator) -> tuple[Predict, float]:
         drawn = _traced(guide, inputs, generator.get_state())  # which is torch.manual_seed's of the same seed

@@ -31,6 +31,7 @@ _MEASURED = ("risk", "variance", "kl", "n", "beta"), ("losses", "risk", "n")
 _LISTED = (*_MEASURED[False], "tandem_risk")
 """Those of a posterior over a list, all pairs of which are known."""
 
+_NEVER = "a prior with some weight on all that the model may draw"
 _ASKED, _TOGETHER = 50, 5  # rows that a predictor is asked for again, and how many at a time
 _FAR = 1e-3
 """Of a probability, or of the spread of numbers, by which predictions of one row are two; rounding moves them less."""
@@ -137,6 +138,8 @@ def _drawn_once(known: Hypotheses, generator: torch.Generator) -> tuple[Hypothes
     if known.one is None:
         return known, None
     single, ratio = known.one(generator)
+    if ratio == math.inf:
+        raise AssumptionError("the prior never draws the predictor that was drawn: ln dQ/dP is infinite", hint=_NEVER)
     return known._replace(draw=None, listed=[(1.0, single)]), ratio
 
 
@@ -183,6 +186,8 @@ def _measured(each: Iterator[tuple[float, Tensor]], repeats: Repeats, loss: Boun
 def _bound_of(known: Hypotheses, bound: str | Bound | None, loss: BoundedLoss) -> Bound:
     """Take the bound that was asked for, or that of the kind of model; refuse one of which a number is not known."""
     fixed, measured = known.listed is not None and len(known.listed) == 1, math.isfinite(known.kl)
+    if known.kl == math.inf and not fixed and (bound is None or "kl" in bounds.bound_named(bound).needs):
+        raise AssumptionError("the model draws what its prior never does: their KL divergence is infinite", hint=_NEVER)
     if bound is None:
         return bounds.holdout_for(loss) if fixed else bounds.bound_named(DEFAULT if measured else ONE_DRAW.name)
     record = bounds.bound_named(bound)

@@ -114,11 +114,20 @@ def outputs_of(result: object) -> Tensor:
 
     Returns:
         [n, C] or [n], without slopes.
+
+    Raises:
+        AssumptionError: when it is a distribution whose mean has no formula.
     """
     if isinstance(result, Categorical | OneHotCategorical):
         return result.logits.detach()
     if isinstance(result, Distribution):
-        return result.mean.detach()
+        try:
+            return result.mean.detach()
+        except NotImplementedError as error:
+            what = f"a prediction is the mean of a {type(result).__name__}, which has no formula"
+            raise AssumptionError(
+                what, hint="predict numbers: a function of inputs, or sample that gives one"
+            ) from error
     tensor = torch.as_tensor(np.asarray(result) if not isinstance(result, Tensor) else result.detach())
     return tensor.squeeze(-1) if tensor.dim() == 2 and tensor.shape[1] == 1 else tensor
 

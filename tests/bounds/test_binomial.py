@@ -28,3 +28,11 @@ def test_all_rows_wrong_bound_nothing_and_slopes_are_those_of_the_values() -> No
     k, delta = numbers(0.5, 3, 40).requires_grad_(), numbers(0.3, 0.05, 1e-4).requires_grad_()
     n = numbers(4, 40, 100)
     assert gradcheck(lambda a, b: binomial_upper(a, n, b), (k, delta), eps=1e-7, atol=1e-6, rtol=1e-4)
+
+
+def test_chances_so_small_that_scipy_knows_no_inverse_bound_nothing_or_little() -> None:
+    k, n = (grid.flatten() for grid in torch.meshgrid(numbers(0, 1, 2, 9), numbers(5, 20, 50), indexing="ij"))
+    for delta in (1e-140, 1e-174, 1e-220, 5e-324):
+        p = binomial_upper(k, n, torch.tensor(delta, dtype=torch.float64))
+        assert bool((p > 0.6).all()) and bool((p <= 1.0).all())
+        assert bool((torch.from_numpy(special.bdtr(k.numpy(), n.long().numpy(), p.numpy())) <= delta)[k < n].all())

@@ -184,6 +184,20 @@ DATASET = TensorDataset(torch.zeros(9, 2), torch.zeros(9))
         (lambda m: certify_model(m, rows=data(9), loss="saturating-square", **FINE), AssumptionError, "not for labels"),
         (lambda m: certify_model([m, m], None, data(9), weights=[1.0, 1.0], **FINE), AssumptionError, "sum to 1"),
         (lambda m: certify_model(m, None, data(9), weights=[1.0], **FINE), AssumptionError, "of a list of predictors"),
+        *(
+            (
+                partial(
+                    lambda m, bound: certify_model([m, m], [0, 1], data(9), weights=[0.9, 0.1], bound=bound), bound=b
+                ),
+                AssumptionError,
+                said,
+            )
+            for b, said in (
+                (None, "draws what its prior never does: their KL divergence is infinite"),
+                ("seeger", "their KL divergence is infinite"),
+                ("one-draw", "the prior never draws the predictor that was drawn: ln dQ/dP is infinite"),
+            )
+        ),
         (lambda m: certify_model(m, rows=data(9), sample=lambda g: m, **FINE), AssumptionError, "without a divergence"),
         (lambda m: certify_model(3, rows=data(9), **FINE), AssumptionError, "int predicts nothing"),
         (lambda m: certify_model([], rows=data(9), **FINE), AssumptionError, "must have one at least"),
