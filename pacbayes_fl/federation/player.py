@@ -7,13 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import ShapeError, StudyError, shown
 from pacbayes_fl.federation import cohort
 from pacbayes_fl.federation.client_calls import CallSplitter, cut_calls, parts
 from pacbayes_fl.federation.client_states import Kept, Writing
@@ -24,9 +25,13 @@ from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.federation.reduction import Reduction, RobustAccumulator, UpdateAccumulator
 from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.methods.base import AnyMethod, slowed
+from pacbayes_fl.methods.tempered import untempered
 from pacbayes_fl.models.base import default
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.tensors import AnyTree
+
+_OF_RECORDS: Final = (*RoundRecord.__dataclass_fields__, "unscored")
 
 
 class Played(NamedTuple):
@@ -143,7 +148,7 @@ class Player(ABC):
         trained = self.train(asked, message, reduction, notes)
         update = reduction.release()
         server = method.server(state.server, update, self.batch.clients)
-        report = {**method.report(server, update), **reduction.numbers}
+        report = {**_reported(method, server, update), **reduction.numbers}
         outcome = notes.read(heard, server, parameter_size(method, server), report)._replace(reasons=trained.reasons)
         watch = self._watched(state.watch, t, outcome, trained.counted)
         return Played(FederationState(server, trained.kept, t, watch), outcome)
@@ -180,6 +185,21 @@ class Player(ABC):
         norm = tensors.norm(method.client_deltas(message, update))
         counts = good & (update.weight > 0)
         return Note(good, torch.where(counts, torch.nan if norm is None else norm, torch.nan))
+
+
+def _reported(method: AnyMethod, server: AnyTree, update: AnyTree) -> dict[str, Tensor]:
+    """Take what a method says of a round, whose names and numbers a record and the guard can hold."""
+    given, who = {**method.report(server, update)}, f"report of {type(untempered(method)).__name__}"
+    for name, value in given.items():
+        if name in _OF_RECORDS:
+            raise StudyError(f"{who}: {name!r} is what the record of a round says itself", hint="give it another name")
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            got = list(value.shape) if isinstance(value, Tensor) else shown(value)
+            raise ShapeError(f"{who} must give {name!r} as a tensor of one number, [], got {got}")
+    if method.objective is not None and method.objective not in given:
+        what = f"{who} lacks {method.objective!r}, the clients' objective, by which a divergence is noticed"
+        raise StudyError(what, hint="its mean over clients as a tensor []; or objective = None in the class")
+    return given
 
 
 class RoundPlayer(Player):

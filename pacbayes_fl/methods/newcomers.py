@@ -21,7 +21,7 @@ Made = TypeVar("Made", bound=Posterior)
 class TrainsNewcomers(ABC, Generic[Message, State, Made]):
     """Half of a method: personalisation from a client's state, which stands before `Method` among its bases."""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         """Refuse another `personalise`, which clients that have trained would never come to.
 
         Raises:

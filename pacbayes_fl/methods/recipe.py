@@ -8,7 +8,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
-from pacbayes_fl.errors import StudyError
+from pacbayes_fl.errors import StudyError, shown
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.methods.options import Paper, built, flat_options, table_of, with_word
 from pacbayes_fl.options import Option, check, option
@@ -17,6 +17,7 @@ from pacbayes_fl.results.metrics import Task
 AnyMethod = Method[Any, Any, Any, Any]
 Presets = Mapping[str, Mapping[str, Mapping[str, Any]]]
 Defaults = Mapping[str, Mapping[str, object]]
+_INHERITED: Final = "what dataclasses.replace makes of another recipe keeps all that is not replaced"
 HELD_OUT: Final = "held-out"
 """Value of an option that a study leaves open: validation rows, or held-out training rows, choose it."""
 
@@ -173,7 +174,13 @@ class Recipe:
     instance: AnyMethod | None = None
 
     def __post_init__(self) -> None:
-        """Complete the presets and make all tables read-only."""
+        """Complete the presets and make all tables read-only.
+
+        Raises:
+            StudyError: when a choice is of an option that the method does not have, or of no value, or its trials are
+                not said.
+        """
+        self._check_choices()
         papers = {one.name: one.paper for one in self.placed.values() if isinstance(one.paper, Paper)}
         stated = {name: paper.value for name, paper in papers.items() if paper.value is not ...}
         given = {preset: {**self.presets.get(preset, {})} for preset in ("recommended", "paper", *self.presets)}
@@ -188,6 +195,22 @@ class Recipe:
             tables[name] = {part: MappingProxyType({**values}) for part, values in getattr(self, name).items()}
         for name, table in tables.items():
             object.__setattr__(self, name, MappingProxyType({**table}))
+
+    def _check_choices(self) -> None:
+        where = f"held_out of the recipe of {self.method.__name__}"
+        names = {one.name for one in flat_options(self.method, self.variant).values()}.difference(self.fixed)
+        for asks in self.held_out:
+            if asks.table == "method" and asks.option not in names:
+                what = f"{where} names {asks.option!r}, which is none of its options"
+                raise StudyError(what, hint=f"one of {', '.join(sorted(names)) or 'none'}; {_INHERITED}")
+            if not (callable(asks.values) or (isinstance(asks.values, tuple) and asks.values)):
+                what = f"{where}: values of {asks.option!r} must be a tuple of candidates or a function that gives one"
+                raise StudyError(f"{what}, got {shown(asks.values)}")
+            if self.trials is None and not (asks.after or (asks.clients and asks.rounds)):
+                what = f"{where} leaves {asks.option!r} to trials, and the recipe does not say how long they are"
+                raise StudyError(
+                    what, hint="trials=Trials(trial_rounds=20), or after=True where no round depends on it"
+                )
 
     @property
     def learns(self) -> tuple[Task, ...]:

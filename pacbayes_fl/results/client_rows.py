@@ -17,6 +17,8 @@ from pacbayes_fl.names import from_cell, to_cell
 GROUPS: Final = ("existing", "new")
 FIXED: Final = ("id", "group", "name", "m")
 """The columns of `clients.csv` before those of metrics."""
+RESERVED: Final = (*FIXED, "n_clients")
+"""What no number of a client may be called."""
 
 
 def members(sizes: Mapping[str, int]) -> str:
@@ -60,7 +62,7 @@ class ClientRow:
 def _check(group: str, metrics: Iterable[str], client: str | None = None) -> None:
     if group not in GROUPS:
         raise StudyError(f"group must be one of {', '.join(GROUPS)}, got {group!r}", client=client)
-    if taken := [name for name in metrics if name in (*FIXED, "n_clients", "")]:
+    if taken := [name for name in metrics if name in (*RESERVED, "")]:
         raise StudyError(f"metrics cannot be called {', '.join(map(repr, taken))}", client=client)
 
 

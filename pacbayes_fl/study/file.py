@@ -286,7 +286,8 @@ class Study:
         """
         own = self.table()
         method = {"name": self.method.name, "preset": "paper"}
-        paper = Study._resolved({"method": method}, "study", (), self.instances).table()
+        where = f"preset 'paper' of {self.method.name}"
+        paper = Study._resolved({"method": method}, where, (), self.instances).table()
         return {
             f"{part}.{key}": (own[part][key], paper[part][key])
             for part in ("method", "model", "federation")

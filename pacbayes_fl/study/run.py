@@ -197,6 +197,7 @@ def train(
     """
     privacy.check(study, folder)
     check_callbacks(callbacks)
+    study.differences()  # of which the report tells: what the method's preset cannot have is refused before it trains
     return _trained(study, folder_for(folder, ranks), resume, on_round or _unheard, Told(callbacks), ranks)
 
 
@@ -277,6 +278,7 @@ def _trained(
     study = begun.settled.study
     saved_rows.check(study, begun.method)
     engine.check(begun.method, begun.clients, study.plan, begun.state)
+    shards.check_description(begun.method, begun.state, begun.clients.clients, metrics_of(study, dataset.task))
     message = scaling.outside(study, dataset)
     opening = (begun.method, begun.state, begun.clients, folder.path, folder.released)
     aggregator = privacy.open_private(study, *opening, 0 if message is None else message.coordinates)

@@ -10,7 +10,7 @@ import torch
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import ClientError, NumericalError
+from pacbayes_fl.errors import ClientError, NumericalError, ShapeError, StudyError
 from pacbayes_fl.federation import cohort, engine, federation_state
 from pacbayes_fl.federation.guard import Outcome
 from pacbayes_fl.federation.plan import FederationPlan
@@ -122,3 +122,21 @@ def test_a_client_that_fails_outside_of_the_cohort_costs_only_itself() -> None:
         play(Toy(1), poison(batch, batch.names[inside[0]]), plan)
     with pytest.raises(NumericalError, match=f"client {batch.names[bad]!r}"):
         play(Toy(1), poison(batch, batch.names[bad]), replace(plan, on_bad_client="stop"))
+
+
+@pytest.mark.parametrize(
+    ("given", "objective", "said"),
+    [
+        ({"norm": torch.zeros(3)}, None, r"must give 'norm' as a tensor of one number, \[\], got \[3\]"),
+        ({"norm": 3.0}, None, r"must give 'norm' as a tensor of one number, \[\], got 3.0"),
+        ({"round": torch.tensor(1.0)}, None, "'round' is what the record of a round says itself"),
+        ({"norm": torch.tensor(1.0)}, "loss", "lacks 'loss', the clients' objective, by which a divergence is noticed"),
+    ],
+)
+def test_what_a_method_reports_is_one_number_each_and_its_objective_among_them(
+    given: dict[str, Any], objective: str | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Toy, "report", lambda *_: given)
+    monkeypatch.setattr(Toy, "objective", objective)
+    with pytest.raises((ShapeError, StudyError), match=f"^report of Toy.*{said}"):
+        engine.run_rounds(Toy(1), BATCH, FederationPlan(rounds=1))

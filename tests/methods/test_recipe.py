@@ -76,3 +76,22 @@ def test_what_is_left_open_is_chosen_before_a_method_is_built(by_default: bool) 
     with pytest.raises(StudyError, match="trial_rounds must be at least 1, got 0"):
         Trials(0)
     assert HeldOutChoice("rate", lambda options: (options, 2)).candidates(1) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"held_out": (HeldOutChoice("ratee", (1.0,)),)}, "names 'ratee', which is none of its options"),
+        ({"held_out": (HeldOutChoice("rate", ()),)}, "values of 'rate' must be a tuple of candidates or a function"),
+        ({"held_out": (HeldOutChoice("rate", [1.0]),)}, "values of 'rate' must be a tuple"),
+        (
+            {"held_out": (HeldOutChoice("rate", (1.0,)),), "trials": None},
+            "leaves 'rate' to trials, and the recipe does",
+        ),
+        ({"held_out": (HeldOutChoice("steps", (1,)),), "fixed": ("steps",)}, "names 'steps', which is none of its"),
+    ],
+)
+def test_what_is_left_open_can_be_chosen(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(StudyError, match=f"^held_out of the recipe of VanillaGP.* ?{said}"):
+        made(**{"trials": Trials(), **given})
+    made(held_out=(HeldOutChoice("rate", (1.0,), after=True),))  # one federation of all rounds, and no trial

@@ -17,12 +17,17 @@ from pacbayes_fl.options import options_of
 from pacbayes_fl.plugins import references
 from pacbayes_fl.plugins.table import OpenTable
 from pacbayes_fl.results import metrics
+from pacbayes_fl.results.client_rows import RESERVED
 from pacbayes_fl.results.metrics import Metric
+from pacbayes_fl.study.config.parts import FederationPart
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from pacbayes_fl.methods.recipe import AnyMethod, Recipe
+
+
+_PARTS: Final = ("method", "model", "federation", "data")
 
 
 def _recipe(thing: object, module: ModuleType, name: str) -> Recipe | None:
@@ -31,21 +36,32 @@ def _recipe(thing: object, module: ModuleType, name: str) -> Recipe | None:
     from pacbayes_fl.methods.recipe import Recipe
 
     if isinstance(thing, Recipe):
-        return _with_known_presets(thing, name)
+        return _checked(thing, name)
     if not (isinstance(thing, type) and issubclass(thing, Method)):
         return None
-    stated = stated_recipe(thing, module)
-    return recipe_of(thing) if stated is None else _with_known_presets(stated, name)
+    return _checked(stated_recipe(thing, module) or recipe_of(thing), name)
 
 
-def _with_known_presets(recipe: Recipe, name: str) -> Recipe:
-    """Refuse values of a preset that the method cannot have, before anything is trained."""
-    for preset, parts in recipe.presets.items():
-        try:
-            settings.parse(recipe.options, parts.get("method", {}), f"{name}, preset {preset!r} [method]")
-        except StudyError as error:
-            hint = "a recipe that dataclasses.replace makes of another keeps its presets: give it presets of its own"
-            raise StudyError(str(error), hint=hint) from error
+def _checked(recipe: Recipe, name: str) -> Recipe:
+    """Refuse tables of a recipe that say what its method or a study cannot have, before anything is trained."""
+    hint = "what dataclasses.replace makes of another recipe keeps all that is not replaced: give it tables of its own"
+    named = {f"preset {preset!r}": parts for preset, parts in recipe.presets.items()}
+    for table, parts in {**named, "own_rows": recipe.own_rows, "own_labels": recipe.own_labels}.items():
+        if other := [part for part in parts if part not in _PARTS]:
+            what = f"{name}, {table}: no part of a study is called {shown(other[0])}"
+            raise StudyError(what, hint=settings.nearest(str(other[0]), _PARTS))
+        for part, kind in (("method", recipe.options), ("federation", FederationPart)):
+            where = f"{name}, {table} [{part}]"
+            try:
+                settings.parse(kind, parts.get(part, {}), where)
+            except StudyError as error:
+                if "unknown key" in str(error):
+                    raise StudyError(str(error), hint=hint) from error
+                raise StudyError(f"{where}: {error}") from error
+    fields = getattr(recipe.method, "__dataclass_fields__", {})
+    if other := [field for field in recipe.variant if field not in fields]:
+        what = f"{name}, variant: {recipe.method.__name__} has no field {other[0]!r}"
+        raise StudyError(what, hint=settings.nearest(other[0], fields))
     return recipe
 
 
@@ -132,9 +148,13 @@ def metric_of(thing: Metric, name: str) -> Metric:
     Raises:
         StudyError: when its name is a built-in one's or no identifier, or no end of it is called so.
     """
-    if thing.name in metrics.METRICS or not thing.name.isidentifier() or thing.name.endswith(metrics.RAW.format("")):
+    taken = {*metrics.METRICS, *RESERVED}
+    if thing.name in taken or not thing.name.isidentifier() or thing.name.endswith(metrics.RAW.format("")):
         what = f"{name}: a metric of one's own cannot be called {thing.name!r}"
-        raise StudyError(what, hint="choose an identifier that no built-in metric has and that does not end in _raw")
+        hint = (
+            "choose an identifier that no built-in metric and no other column of a client has, and that does not end in"
+        )
+        raise StudyError(what, hint=f"{hint} _raw")
     if thing.better not in ("lower", "higher", ""):
         raise StudyError(f"{name}: better must be 'lower', 'higher' or '', got {shown(thing.better)}")
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from pacbayes_fl.errors import caller_stacklevel
+from pacbayes_fl.errors import ShapeError, StudyError, caller_stacklevel, shown
 from pacbayes_fl.federation.client_states import Kept
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.federation.ranks import Ranks
 from pacbayes_fl.federation.shards import own_positions
 from pacbayes_fl.methods.base import AnyMethod
-from pacbayes_fl.results.client_rows import ClientRow, ClientRows
+from pacbayes_fl.methods.tempered import untempered
+from pacbayes_fl.results.client_rows import RESERVED, ClientRow, ClientRows
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate import classification, points
 from pacbayes_fl.study.evaluate.report import Report
@@ -119,10 +120,38 @@ def described(method: AnyMethod, state: FederationState, part: Report) -> Report
     """
     kept, said = Kept.of(state.kept, len(part.rows)), dict[str, list[float]]()
     for at in range(0, len(part.rows), _DESCRIBED):
-        numbers = method.describe(kept.select(range(at, min(at + _DESCRIBED, len(part.rows)))))
-        for name, values in numbers.items():
-            said.setdefault(name, []).extend(values.tolist())
+        own = range(at, min(at + _DESCRIBED, len(part.rows)))
+        for name, values in _description(method, kept, own, part.rows.metrics).items():
+            said.setdefault(name, []).extend(values)
     return part._replace(rows=part.rows.plus(said))
+
+
+def check_description(method: AnyMethod, state: FederationState, clients: int, metrics: Collection[str]) -> None:
+    """Refuse what a method says of clients' states and tables cannot hold, as long as there is nothing to lose.
+
+    Args:
+        method: the algorithm.
+        state: before the first round, or after some.
+        clients: their number.
+        metrics: names of those that are computed.
+
+    Raises:
+        StudyError: when a number has the name of a metric or of another column.
+        ShapeError: when it is not one of each client.
+    """
+    _description(method, Kept.of(state.kept, clients), range(min(1, clients)), metrics)
+
+
+def _description(method: AnyMethod, kept: Kept, own: range, metrics: Collection[str]) -> dict[str, list[float]]:
+    result, who = {}, f"describe of {type(untempered(method)).__name__}"
+    for name, values in method.describe(kept.select(own)).items():
+        if name in (*RESERVED, "") or name in metrics:
+            raise StudyError(f"{who}: {name!r} is a metric or another column of a client", hint="give it another name")
+        if not isinstance(values, Tensor) or values.shape != (len(own),):
+            got = list(values.shape) if isinstance(values, Tensor) else shown(values)
+            raise ShapeError(f"{who} must give {name!r} as a number for every client, [{len(own)}], got {got}")
+        result[name] = values.tolist()
+    return result
 
 
 def _of(state: FederationState, group: ScaledGroup, own: list[int]) -> FederationState:

@@ -42,6 +42,13 @@ class Mine(CFedBayes):
 RECIPE = replace(OTHER, method=Mine)
 """
 BOTH = "Mine", "RECIPE"
+RECIPE = """
+from dataclasses import replace
+
+from pacbayes_fl.methods.baselines.fedavg import RECIPE as OTHER
+
+RECIPE = replace(OTHER, {})
+"""
 PINSKER = (Path(__file__).parents[3] / "examples" / "own_bound.py").read_text("utf-8").partition("\ncheck_bound(")[0]
 
 
@@ -76,6 +83,22 @@ def written(folder: Path, **parts: Any) -> str:
             ["MeanTarget has options that no study can hold: shrink is <class 'dict'>"],
         ),
         (METHOD + "    model: int = 3\n", "mine.py:MeanTarget", ["MeanTarget.model is annotated"]),
+        (
+            METHOD.replace("low=0, high=1)", "above=0, paper=Paper(0.0, 'eq. 1'))").replace(
+                "from pacbayes_fl.options", "from pacbayes_fl.methods.options import Paper\nfrom pacbayes_fl.options"
+            ),
+            "mine.py:MeanTarget",
+            ["mine.py:MeanTarget, preset 'paper' [method]: shrink must be"],
+        ),
+        *[
+            (RECIPE.format(given), "mine.py:RECIPE", ["mine.py:RECIPE, " + said])
+            for given, said in (
+                ("presets={'paper': {'federation': {'rouns': 5}}}", "preset 'paper' [federation]: unknown key 'rouns'"),
+                ("presets={'mine': {'fedration': {}}}", "preset 'mine': no part of a study is called 'fedration'"),
+                ("own_rows={'method': {'ratee': 1.0}}", "own_rows [method]: unknown key 'ratee'"),
+                ("variant={'momentun': 0.5}", "variant: FedAvg has no field 'momentun'"),
+            )
+        ],
         *[
             (DERIVED, f"mine.py:{name}", ["preset 'paper' [method]: unknown key", "dataclasses.replace"])
             for name in BOTH
@@ -187,9 +210,10 @@ def test_metrics_of_ones_own_are_refused_before_training(tmp_path: Path) -> None
     path = write(tmp_path, "largest.py", METRIC)
     with pytest.raises(StudyError, match=r"unknown metric 'rmsee' \(did you mean 'rmse'"):
         Study.from_table(table(report={"metrics": ["rmsee"]}))
-    taken = write(tmp_path, "taken.py", METRIC.replace('"largest_error"', '"rmse"'))
-    with pytest.raises(StudyError, match="cannot be called 'rmse'"):
-        METRICS[f"{taken}:LARGEST"]
+    for name in ("rmse", "m", "group", "n_clients"):
+        taken = write(tmp_path, f"taken_{name}.py", METRIC.replace('"largest_error"', f'"{name}"'))
+        with pytest.raises(StudyError, match=f"cannot be called '{name}'"):
+            METRICS[f"{taken}:LARGEST"]
     low = write(tmp_path, "low.py", METRIC.replace('"lower"', '"low"'))
     with pytest.raises(StudyError, match="better must be 'lower', 'higher' or '', got 'low'"):
         METRICS[f"{low}:LARGEST"]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from pacbayes_fl.errors import ShapeError, StudyError
 from pacbayes_fl.federation.federation_state import FederationState, start
 from pacbayes_fl.federation.ranks import Ranks
+from pacbayes_fl.methods.pac_pfl.gp import PacPFL
 from pacbayes_fl.results.client_rows import ClientRow
+from pacbayes_fl.results.rounds import RoundRecord
+from pacbayes_fl.study import run
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate import shards
 from pacbayes_fl.study.evaluate.report import Report
@@ -50,3 +55,22 @@ def test_points_rows_and_warnings_of_three_processes(tmp_path: Path) -> None:
     assert torch.equal(found[0][2]["existing.mean"], predictions["existing.mean"])
     assert found[0][2]["existing.at"].tolist() == [0, 1, 2, 3]
     assert said == found[0][3] == ["poly_02 is odd"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (lambda state: {"rsmse": torch.zeros(1)}, "'rsmse' is a metric or another column of a client"),
+        (lambda state: {"m": torch.zeros(1)}, "'m' is a metric or another column"),
+        (lambda state: {"own": torch.tensor(1.0)}, r"must give 'own' as a number for every client, \[1\], got \[\]"),
+        (lambda state: {"own": 1.0}, r"must give 'own' as a number for every client, \[1\], got 1.0"),
+    ],
+)
+def test_what_a_method_says_of_states_is_refused_before_the_first_round(
+    given: Callable[[object], dict[str, object]], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PacPFL, "describe", lambda self, state: given(state))
+    seen: list[RoundRecord] = []
+    with pytest.raises((StudyError, ShapeError), match=f"^describe of pac-pfl:? ?{said}"):
+        run.run(tiny(), on_round=seen.append)
+    assert not seen
