@@ -217,7 +217,9 @@ class Study:
         options = {key: value for key, value in layered.get("method", {}).items() if key not in ("name", "preset")}
         keys.check({**layered, "method": options}, recipe, where)
         data = settings.parse(DataPart, layered.get("data", {}), f"{where} [data]")
-        if name in METHODS and (data.task == "classification" or getattr(sources.find(data.source), "classes", False)):
+        classes = data.task == "classification" or getattr(sources.find(data.source), "classes", False)
+        said = "name" in chosen or "source" in full.get("data", {})  # else a program may bring the method
+        if classes and said and name in METHODS:
             check_task(name, "classification")
         parts: JsonTable = {
             part: settings.parse(kind, layered.get(part, {}), f"{where} [{part}]") for part, kind in PARTS

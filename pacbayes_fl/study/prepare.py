@@ -21,6 +21,8 @@ from pacbayes_fl.methods.pac_pfl.choice import PriorChoice
 from pacbayes_fl.methods.pac_pfl.folds import CrossFitted
 from pacbayes_fl.methods.pac_pfl.gp import FederatedSVGD, PacPFL
 from pacbayes_fl.methods.tempered import Tempered
+from pacbayes_fl.models.base import FunctionModel
+from pacbayes_fl.models.likelihoods import Categorical
 from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
 from pacbayes_fl.privacy.kinds import MECHANISMS
 from pacbayes_fl.privacy.outside import Releases
@@ -125,6 +127,7 @@ def _inner(
 ) -> tuple[AnyMethod, torch.dtype | None]:
     if study.instances.method is None:
         check_task(study.method.name, dataset.task)
+    _check_given(study.instances.model, dataset)
     inputs = scaling.inputs(study, dataset)
     shape = dataset.feature_shape or (len(inputs),)
     size.check_model(study, math.prod(shape), dataset.classes)
@@ -140,6 +143,22 @@ def _inner(
         method = study.recipe.build(study.method.options, with_points(model, part.inducing), inputs)
     check_points(study.method.name, method, part.inducing)
     return method, dtype
+
+
+def _check_given(model: object, dataset: tables.Dataset) -> None:
+    """Refuse a model of a program that predicts numbers where the data have labels, or labels where they have not."""
+    labels = dataset.classes is not None
+    have = f"the data have {dataset.classes} classes" if labels else "the targets are numbers"
+    if isinstance(model, FunctionModel) and labels:
+        what = f"{type(model).__name__} is a prior over functions, whose values are numbers, and {have}"
+        raise StudyError(what, hint="a network with Categorical; pfedgp-tree has Gaussian processes for classes")
+    if not isinstance(model, BayesianNetwork):
+        return
+    likelihood, of_labels = model.likelihood, isinstance(model.likelihood, Categorical)
+    if of_labels != labels or (isinstance(likelihood, Categorical) and likelihood.classes != dataset.classes):
+        said = f"{type(likelihood).__name__}({likelihood.outputs if of_labels else ''})"
+        hint = f"Categorical({dataset.classes})" if labels else "Gaussian(), or data.task = 'classification' for labels"
+        raise StudyError(f"the model given has the likelihood {said}, and {have}", hint=hint)
 
 
 def _wrapped(study: Study, method: AnyMethod, fold_of: Mapping[int, int]) -> AnyMethod:

@@ -12,8 +12,9 @@ import torch
 
 from pacbayes_fl.data.linear_start import linear_moments, pooled_ridge
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.methods.baselines.fedavg import FedAvg
 from pacbayes_fl.models.functions.deep_kernel_gp import LINEAR, SLOPES, DeepKernelGP
-from pacbayes_fl.models.likelihoods import Categorical, Gaussian
+from pacbayes_fl.models.likelihoods import Categorical, Gaussian, Likelihood
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.models.weights.convolutional import BayesianCNN
 from pacbayes_fl.study import run
@@ -214,3 +215,23 @@ def test_defaults_lose_little_to_a_linear_model(features: int, rows: int, smooth
         result = run.run(short, data=federation(features, rows, smooth))
         errors[name] = float(np.mean(result.column("existing", "rsmse")))
     assert errors["pac-pfl"] < min(errors["ridge"], errors["pooled-ridge"]) + 0.04
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "classes", "said"),
+    [
+        (Gaussian(), 2, r"likelihood Gaussian\(\), and the data have 2 classes \(Categorical\(2\)\)"),
+        (Categorical(2), 3, r"likelihood Categorical\(2\), and the data have 3 classes \(Categorical\(3\)\)"),
+        (Categorical(2), 0, r"likelihood Categorical\(2\), and the targets are numbers \(Gaussian\(\), or data.task"),
+    ],
+)
+def test_a_model_of_a_program_predicts_what_the_data_have(likelihood: Likelihood, classes: int, said: str) -> None:
+    x = torch.linspace(-1, 1, 6).double().unsqueeze(1)
+    y = torch.arange(6) % classes if classes else x[:, 0]
+    task = {"data": {"task": "classification"}} if classes else {}
+    study = Study.from_table({"federation": {"rounds": 1}, **task})
+    network = BayesianMLP((1, 2, likelihood.outputs), likelihood, torch.float64)
+    for given in ({"method": FedAvg(network)}, {"model": network}):
+        named = study if "method" in given else Study.from_table({"method": {"name": "fedavg"}, **task})
+        with pytest.raises(StudyError, match=rf"^the model given has the {said}"):
+            run.run(named, data={"one": (x, y), "two": (x, y)}, **given)

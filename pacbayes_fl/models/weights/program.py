@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pyro
 import torch
 from pyro import poutine
-from pyro.distributions import Delta, Independent, MaskedDistribution, TorchDistribution
+from pyro.distributions import Categorical, Delta, Independent, MaskedDistribution, TorchDistribution
 from pyro.distributions.torch_distribution import ExpandedDistribution
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
@@ -333,6 +333,9 @@ def _prediction(model: WeightModel, name: str, flat: Tensor, rows: ClientBatch) 
     if tuple(result.batch_shape) != tuple(rows.y.shape) or tuple(result.event_shape):
         got = f"{list(result.batch_shape)} and event shape {list(result.event_shape)}"
         raise StudyError(f"targets must be single numbers [K, N] = {list(rows.y.shape)}, got batch shape {got}")
+    if not rows.y.is_floating_point() and not isinstance(result, Categorical):
+        what = f"site {name!r}: labels are observed by a {type(result).__name__}, which says nothing of classes"
+        raise StudyError(what, hint="observe a Categorical; or give targets as floating numbers, for regression")
     targets = _targets(result)
     wrong = rows.mask & ~targets.allows(rows.y)
     if bool(wrong.any()):

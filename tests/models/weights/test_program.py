@@ -501,3 +501,10 @@ def test_a_latent_of_one_s_own_is_a_site_of_the_weights() -> None:
     scales = softplus(result.family.loc[:, Spread().span("tau")])
     assert ((scales > 0.1) & (scales < 0.4)).all()  # softplus(0) = .69 at the start
     assert result.predict(batch.x[:2]).mean.isfinite().all()
+
+
+def test_labels_are_observed_by_a_categorical_alone() -> None:
+    x = torch.linspace(-1, 1, 8).double().unsqueeze(1).expand(8, 2)
+    labels = ClientBatch.pad([(x, (x[:, 0] > 0).long())], classes=2)
+    with pytest.raises(StudyError, match="site 'y': labels are observed by a Bernoulli, which says nothing of classes"):
+        program.check_program(Line(lambda f: d.Bernoulli(logits=f)), labels)
