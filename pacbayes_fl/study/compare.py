@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +19,7 @@ from pacbayes_fl import files, pages, plots, settings
 from pacbayes_fl.errors import PacBayesFLError, StudyError, caller_stacklevel, kinds_checked, listed, one_line
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.files import JsonMapping, JsonTable
+from pacbayes_fl.methods.options import flat_options
 from pacbayes_fl.names import to_cell
 from pacbayes_fl.results import records as results
 from pacbayes_fl.results.comparison import FILE, Cell, Comparison, run_folder, scores_sha256, table
@@ -59,8 +61,9 @@ def compare(
         seeds: number of runs of each, with seeds from the study's own upwards.
         out: folder of the comparison; nothing is written when None.
         on_run: called before every run; what it returns is called after every round.
-        vary: dotted key of the value in which studies of one method differ, such as "method.fraction"; the method is
-            then called "fedsi fraction=0.03" in the table, in results and in the name of the folder.
+        vary: dotted key of the value in which studies of one method differ, such as "method.fraction", be it of a
+            study's tables or of a method that a program gives; the method is then called "fedsi fraction=0.03" in the
+            table, in results and in the name of the folder.
         resume: take only the very comparison that the folder was begun with.
         on_result: called with the result of every run that is finished, for who has them where another one fails.
 
@@ -87,7 +90,11 @@ def compare(
     if vary is None or not vary.startswith("data."):
         _refuse_different_rows(studies)
     if len(set(names)) < len(names) or not names or seeds < 1:
-        raise StudyError(f"need different methods or values and at least 1 seed, got {', '.join(names)} and {seeds}")
+        what = f"need different methods or values and at least 1 seed, got {', '.join(names)} and {seeds}"
+        hint = (
+            'studies of one method: vary="method.rate" names the value in which they differ' if vary is None else None
+        )
+        raise StudyError(what, hint=hint)
     runs = [
         _Run(name, replace(study, seed=seed), None if out is None else Path(out) / run_folder(name, seed))
         for name, study in zip(names, studies, strict=True)
@@ -254,7 +261,12 @@ def varied(path: Path | str, key: str, values: Sequence[str], sets: Sequence[str
 
 
 def _value(study: Study, key: str) -> Any:
-    """Look a dotted key up in what a study has resolved."""
+    """Look a dotted key up in what a study has resolved, or among the options of a method that a program has given."""
+    given, option = study.instances.method, key.removeprefix("method.")
+    if given is not None and option != key:
+        places = {one.name: path for path, one in flat_options(type(given)).items()}
+        if option in places:
+            return attrgetter(places[option])(given)
     value: Any = study.table()
     for part in _value_text(study, key).split("."):
         if not isinstance(value, Mapping) or part not in value:

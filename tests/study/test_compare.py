@@ -15,8 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pacbayes_fl.errors import CheckpointError, NumericalError, PacBayesFLError, StudyError
+from pacbayes_fl.inference.svi import LocalInference
+from pacbayes_fl.methods.variational.pfedbayes import PFedBayes
+from pacbayes_fl.models.likelihoods import Gaussian
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.names import from_cell
 from pacbayes_fl.results import records as results
 from pacbayes_fl.results.bootstrap import nested_bootstrap
@@ -371,3 +376,17 @@ def test_a_finished_comparison_is_read_without_its_data(tmp_path: Path, monkeypa
     first = compare(both, 1, tmp_path / "out")
     path.unlink()
     assert compare(both, 1, tmp_path / "out") == first
+
+
+def test_methods_of_a_program_differ_by_a_value_as_those_of_tables_do(tmp_path: Path) -> None:
+    study, network = tiny("federation.rounds=1"), BayesianMLP((1, 2, 1), Gaussian(), torch.float64)
+    studies = [study.with_instances(method=PFedBayes(network, init_std=std)) for std in (0.1, 0.5)]
+    with pytest.raises(StudyError, match=r'need different .*PFedBayes, .*: vary="method.rate" names the value'):
+        compare(studies, 1)
+    made = compare(studies, 1, tmp_path / "out", vary="method.init_std")
+    assert [one.method for one in made] == [f"instance:PFedBayes init_std={std}" for std in (0.1, 0.5)]
+    assert made[0].column("existing", "rsmse") != made[1].column("existing", "rsmse")
+    other = [study.with_instances(method=PFedBayes(network, local=LocalInference(zeta=zeta))) for zeta in (0.1, 1.0)]
+    assert [one.method.split()[1] for one in compare(other, 1, vary="method.zeta")] == ["zeta=0.1", "zeta=1.0"]
+    with pytest.raises(StudyError, match=r"has no value 'method\.zetta'"):
+        compare(other, 1, vary="method.zetta")
