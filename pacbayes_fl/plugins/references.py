@@ -194,7 +194,7 @@ def brought() -> list[str]:
 
 
 def raised_in(error: BaseException) -> str | None:
-    """Say where in a file that a study has brought an error came up.
+    """Say where in a file that a study or a command has brought, now or before, an error came up.
 
     Args:
         error: with its trace.
@@ -202,7 +202,7 @@ def raised_in(error: BaseException) -> str | None:
     Returns:
         The innermost such place, as "mine.py, line 3"; None where none of the calls is of such a file.
     """
-    files, place = set(brought()), None
+    files, place = {*brought(), *(path for path, _ in _EXECUTED.modules)}, None
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
         place = f"{file}, line {line}" if file in files else place

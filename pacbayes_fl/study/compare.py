@@ -86,15 +86,7 @@ def compare(
         >>> fl.compare([study, study.with_instances(method=own)], seeds=1)
         Comparison(polynomial: pac-pfl, instance:PacPFL; 2 runs, 1 seed)
     """
-    names = [study.method.name if vary is None else f"{study.method.name} {_setting(study, vary)}" for study in studies]
-    if vary is None or not vary.startswith("data."):
-        _refuse_different_rows(studies)
-    if len(set(names)) < len(names) or not names or seeds < 1:
-        what = f"need different methods or values and at least 1 seed, got {', '.join(names)} and {seeds}"
-        hint = (
-            'studies of one method: vary="method.rate" names the value in which they differ' if vary is None else None
-        )
-        raise StudyError(what, hint=hint)
+    names = _names(studies, seeds, vary)
     runs = [
         _Run(name, replace(study, seed=seed), None if out is None else Path(out) / run_folder(name, seed))
         for name, study in zip(names, studies, strict=True)
@@ -124,6 +116,20 @@ def compare(
     if out is not None:
         write(out, finished, studies[0].report.page)
     return finished
+
+
+def _names(studies: Sequence[Study], seeds: int, vary: str | None) -> list[str]:
+    """Name what is compared, each by itself."""
+    if vary is None or not vary.startswith("data."):
+        _refuse_different_rows(studies)
+    names = [study.method.name if vary is None else f"{study.method.name} {_setting(study, vary)}" for study in studies]
+    if len(set(names)) < len(names) or not names or seeds < 1:
+        what = f"need different methods or values and at least 1 seed, got {', '.join(names)} and {seeds}"
+        hint = (
+            'studies of one method: vary="method.rate" names the value in which they differ' if vary is None else None
+        )
+        raise StudyError(what, hint=hint)
+    return names
 
 
 def _refuse_different_rows(studies: Sequence[Study]) -> None:

@@ -17,9 +17,7 @@ from pacbayes_fl.options import options_of
 from pacbayes_fl.plugins import references
 from pacbayes_fl.plugins.table import OpenTable
 from pacbayes_fl.results import metrics
-from pacbayes_fl.results.client_rows import RESERVED
 from pacbayes_fl.results.metrics import Metric
-from pacbayes_fl.study.config.parts import FederationPart
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +42,9 @@ def _recipe(thing: object, module: ModuleType, name: str) -> Recipe | None:
 
 def _checked(recipe: Recipe, name: str) -> Recipe:
     """Refuse tables of a recipe that say what its method or a study cannot have, before anything is trained."""
+    from pacbayes_fl.study.config.parts import FederationPart
+
+    _require_concrete(recipe.method)
     hint = "what dataclasses.replace makes of another recipe keeps all that is not replaced: give it tables of its own"
     named = {f"preset {preset!r}": parts for preset, parts in recipe.presets.items()}
     for table, parts in {**named, "own_rows": recipe.own_rows, "own_labels": recipe.own_labels}.items():
@@ -63,6 +64,12 @@ def _checked(recipe: Recipe, name: str) -> Recipe:
         what = f"{name}, variant: {recipe.method.__name__} has no field {other[0]!r}"
         raise StudyError(what, hint=settings.nearest(other[0], fields))
     return recipe
+
+
+def _require_concrete(method: type[AnyMethod]) -> None:
+    if missing := sorted(getattr(method, "__abstractmethods__", ())):
+        what = f"{method.__name__} does not define {', '.join(missing)}"
+        raise StudyError(what, hint="a method defines all of them")
 
 
 def stated_recipe(method: type[AnyMethod], module: ModuleType) -> Recipe | None:
@@ -98,8 +105,7 @@ def recipe_of(method: type[AnyMethod]) -> Recipe:
     from pacbayes_fl.methods.recipe import MethodSummary, Recipe
 
     name = method.__name__
-    if missing := sorted(getattr(method, "__abstractmethods__", ())):
-        raise StudyError(f"{name} does not define {', '.join(missing)}", hint="a method defines all of them")
+    _require_concrete(method)
     if "__dataclass_fields__" not in vars(method):
         raise StudyError(f"{name} is no dataclass", hint="decorate it with @dataclass(frozen=True)")
     given = {"model", "features"} | {each.name for each in options_of(method).values() if each.default is not MISSING}
@@ -148,6 +154,8 @@ def metric_of(thing: Metric, name: str) -> Metric:
     Raises:
         StudyError: when its name is a built-in one's or no identifier, or no end of it is called so.
     """
+    from pacbayes_fl.results.client_rows import RESERVED
+
     taken = {*metrics.METRICS, *RESERVED}
     if thing.name in taken or not thing.name.isidentifier() or thing.name.endswith(metrics.RAW.format("")):
         what = f"{name}: a metric of one's own cannot be called {thing.name!r}"

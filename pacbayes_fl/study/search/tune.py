@@ -19,7 +19,7 @@ from torch import Tensor
 from pacbayes_fl import settings
 from pacbayes_fl.data import scaling, split, tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import PacBayesFLError, StudyError, kinds_checked
+from pacbayes_fl.errors import PacBayesFLError, StudyError, kinds_checked, shown
 from pacbayes_fl.federation import engine, federation_state, personalisation
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods import LogUniform, OneOf, Search
@@ -28,6 +28,7 @@ from pacbayes_fl.results.metrics import headlines, search_scores
 from pacbayes_fl.study import privacy, residuals
 from pacbayes_fl.study.config import choices
 from pacbayes_fl.study.config.parts import ReportPart
+from pacbayes_fl.study.config.plugins import blamed
 from pacbayes_fl.study.data import ScaledGroup, load
 from pacbayes_fl.study.evaluate.classification import predictive
 from pacbayes_fl.study.evaluate.units import unit_of, units_of
@@ -207,13 +208,30 @@ def searched(path: Path | str, method: str, sets: Sequence[str] = ()) -> Search:
         Dotted keys and what each may be; empty where there is nothing to tune.
 
     Raises:
-        StudyError: when the study, the method or an assignment is not valid.
+        StudyError: when the study, the method, an assignment or a value that the method's recipe varies is not valid.
     """
     table, where = read_table(path)
     base = Study.from_table(table, where, [*sets, f"method.name={method}"])
     space = {key: OneOf(values) for key, values in _open(base).items()} | {**base.recipe.search}
     given = assigned(table, sets)[1]
+    for key, one in base.recipe.search.items():
+        try:
+            for value in _ends(key, one):
+                Study.from_table(table, where, [*sets, f"method.name={method}", f"{key}={settings.to_value(value)}"])
+        except StudyError as error:
+            raise StudyError(f"search of {method}: {error}") from error
     return _counting({key: one for key, one in space.items() if not _holds(given, key)}, base)
+
+
+def _ends(key: str, space: object) -> tuple[object, ...]:
+    """List values of a space which are all possible if its others are."""
+    if key.count(".") != 1:
+        raise StudyError(f"{key!r} is no option of a study", hint='name its table too, such as "method.rate"')
+    if isinstance(space, LogUniform) and 0 < space.low <= space.high < math.inf:
+        return space.low, space.high
+    if isinstance(space, OneOf) and isinstance(space.values, tuple) and space.values:
+        return space.values
+    raise StudyError(f"{key} must vary by OneOf((1, 2)) or LogUniform(0.1, 10.0), got {shown(space)}")
 
 
 def _counting(values: Mapping[str, Any], study: Study) -> dict[str, Any]:
@@ -294,9 +312,14 @@ def tune(
     for number, values in enumerate([first, *(_counting(first | other, base) for other in others)]):
         if (result := log.known(method, number, values)) is None:
             chosen = [f"{key}={settings.to_value(value)}" for key, value in values.items()]
-            study = Study.from_table(table, where, [*sets, f"method.name={method}", *chosen])
-            wish = marks if number else sorted({*marks, study.plan.rounds})
-            result = _score_configuration(study, dataset, folds, wish, values, scores)
+            try:
+                study = Study.from_table(table, where, [*sets, f"method.name={method}", *chosen])
+                wish = marks if number else sorted({*marks, study.plan.rounds})
+                result = _trials(study, values, cross_validate(study, dataset, folds, wish))
+            except Exception as error:  # of the library, or of whoever wrote the method: the others go on
+                if not isinstance(error, PacBayesFLError) and not any(blamed(error)):
+                    raise
+                result = [Trial(values, dict.fromkeys(scores, math.inf), str(error) or type(error).__name__)]
             log.keep(method, result)
             if on_trial is not None:
                 on_trial(number, min(result, key=lambda trial: _rank(trial, wanted)))
@@ -308,22 +331,10 @@ def tune(
     return best, trials
 
 
-def _score_configuration(
-    study: Study,
-    dataset: tables.Dataset,
-    folds: int,
-    marks: Sequence[int],
-    values: JsonMapping,
-    scores: Sequence[str],
-) -> list[Trial]:
-    """Try one configuration: a trial for every number of rounds, or one that says why it failed."""
-    try:
-        scored = cross_validate(study, dataset, folds, marks)
-    except PacBayesFLError as error:
-        return [Trial(values, dict.fromkeys(scores, math.inf), str(error))]
-    return [
-        Trial({**values, **({_ROUNDS: mark} if study.recipe.rounds else {})}, result) for mark, result in scored.items()
-    ]
+def _trials(study: Study, values: JsonMapping, scored: Mapping[int, Mapping[str, float]]) -> list[Trial]:
+    """Take the scores of one configuration: a trial for every number of rounds."""
+    rounds = study.recipe.rounds
+    return [Trial({**values, **({_ROUNDS: mark} if rounds else {})}, result) for mark, result in scored.items()]
 
 
 def _rank(trial: Trial, score: str) -> float:

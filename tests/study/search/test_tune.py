@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from pacbayes_fl.study.search.trials import Trial
 from pacbayes_fl.study.search.tune import candidates, cross_validate, write
 from tests.tiny import TABLE, on_csv, rows, tiny, write_csv, write_study
 from tests.tiny_images import table, tiny_images, write_root
+from tests.user_objects import write as write_file
 
 ALPHAS = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
 SPACE = {
@@ -375,3 +377,69 @@ def test_scores_are_for_their_task(tmp_path: Path) -> None:
     assert set(best.scores) == {"error", "nll"} and best is min(trials, key=lambda trial: trial.scores["error"])
     other, trials = tune.tune(path, "fedavg-ft", 2, 2, score="nll", sets=sets)
     assert other is min(trials, key=lambda trial: trial.scores["nll"])
+
+
+MINE = """
+from dataclasses import dataclass, replace
+
+from pacbayes_fl.inference import map_estimate
+from pacbayes_fl.methods import LogUniform, OneOf
+from pacbayes_fl.methods.baselines.fedavg import RECIPE as OTHER
+from pacbayes_fl.methods.baselines.averaging import WeightAveraging
+from pacbayes_fl.options import option
+
+
+@dataclass(frozen=True)
+class Mine(WeightAveraging):
+    \"\"\"FedAvg.
+
+    Args:
+        first: any.
+        second: any.
+    \"\"\"
+
+    first: int = option(1, low=1, high=5)
+    second: int = option(1, low=1, high=5)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.first > self.second:
+            raise ValueError("first is above second")
+
+    def descend(self, theta, batch, noise, passes=1):
+        return map_estimate.fit(self.model, self.local, theta, batch, noise, passes)
+
+
+RECIPE = replace(OTHER, method=Mine, presets={{}}, search={})
+"""
+
+
+@pytest.mark.parametrize(
+    ("search", "said"),
+    [
+        ("{'method.first': OneOf((1, 2, 7))}", "first must be from 1 to 5, got 7"),
+        ("{'method.frist': OneOf((1,))}", "unknown key 'frist'"),
+        ("{'first': OneOf((1,))}", "'first' is no option of a study"),
+        ("{'method.first': (1, 2)}", "method.first must vary by OneOf"),
+        ("{'method.rate': LogUniform(0.0, 1.0)}", "method.rate must vary by OneOf"),
+        ("{'method.first': OneOf(())}", "method.first must vary by OneOf"),
+    ],
+)
+def test_a_space_of_impossible_values_is_refused_before_the_first_trial(
+    search: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune, "cross_validate", lambda *_: pytest.fail("nothing may be tried"))
+    path = write_file(tmp_path, "mine.py", MINE.format(search))
+    study, sets = write_study(tmp_path), ["model.widths=[2]", "model.noise_std=0.4"]
+    with pytest.raises(StudyError, match=f"^search of {re.escape(str(path))}:RECIPE: .*{said}"):
+        tune.tune(study, f"{path}:RECIPE", 2, 2, sets=sets)
+
+
+def test_a_combination_that_the_methods_own_code_refuses_is_a_failed_trial(tmp_path: Path) -> None:
+    space = "{'method.first': OneOf((1, 2, 3)), 'method.second': OneOf((1, 2, 3)), 'federation.rounds': OneOf((1,))}"
+    path = write_file(tmp_path, "mine.py", MINE.format(space))
+    sets = ["model.widths=[2]", "model.noise_std=0.4", "method.steps=1"]
+    best, trials = tune.tune(write_study(tmp_path), f"{path}:RECIPE", 8, 2, sets=sets)
+    failed = [trial for trial in trials if trial.failure]
+    assert best.values.get("method.first", 1) <= best.values.get("method.second", 1)
+    assert failed and all("first is above second" in trial.failure for trial in failed) and len(failed) < len(trials)
