@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Final, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from pacbayes_fl.errors import PrivacyError
 from pacbayes_fl.privacy import kinds, mechanisms
 from pacbayes_fl.privacy.accounting import epsilon
 from pacbayes_fl.privacy.charges import Charge, checked, gaussian_epsilon
+from pacbayes_fl.privacy.correlated import band, following, sensitivity
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
 
 GAMES: Final = 20_000
@@ -91,7 +93,7 @@ def audit(
         >>> 0 < found.lower < found.gaussian < found.reported  # what the games show stays below the account
         True
     """
-    charges = checked(charges)
+    given, charges = charges, checked(charges)
     if not charges:
         raise PrivacyError("nothing was released that could be audited")
     if games < _LEAST:
@@ -99,7 +101,15 @@ def audit(
     if not 0 < confidence < 1:
         raise PrivacyError(f"confidence must be strictly between 0 and 1, got {confidence}")
     generator = torch.Generator().manual_seed(seed)
-    p, q = (_scores(charges, games, here, generator) for here in (True, False))
+    correlated = [one for one in given if kinds.MECHANISMS[one.kind].correlated]
+    others = [one for one in charges if not kinds.MECHANISMS[one.kind].correlated]
+    rows = [(charge, len([*row])) for charge, row in groupby(correlated)]
+    p, q = (
+        sum((_in_order(*row, games, here, generator) for row in rows), _scores(others, games, here, generator))
+        .mul(1e9)
+        .round()  # of atoms the last bits differ by chance
+        for here in (True, False)
+    )
 
     def plain(low: float, high: float) -> float:
         return math.log((low - delta) / high) if low > delta else 0.0
@@ -110,7 +120,8 @@ def audit(
     closed = delta > 0 and all(charge.closed for charge in charges)
     lower = _best(p, q, plain, confidence)
     gaussian = _best(p, q, normal, confidence) if closed else None
-    return Audit(lower, gaussian, epsilon(charges, delta), delta, confidence, games, len(charges))
+    releases = len(others) + len(correlated)
+    return Audit(lower, gaussian, epsilon(charges, delta), delta, confidence, games, releases)
 
 
 def _best(p: Tensor, q: Tensor, bound: Callable[[float, float], float], confidence: float) -> float:
@@ -153,7 +164,34 @@ def _scores(charges: Sequence[Charge], games: int, here: bool, generator: torch.
                 if number:
                     releases[drawn] = mechanisms.noisy_mean(sent, mechanism, _EVERYBODY, generator, number)
             total += _ratio(releases, u, v, mechanism, charge.cohorts.share)
-    return total.mul(1e9).round()  # of atoms the last bits differ by chance
+    return total
+
+
+def _in_order(charge: Charge, count: int, games: int, here: bool, generator: torch.Generator) -> Tensor:
+    """Play a row of releases of cohorts in order whose noise is correlated: log likelihood ratios of all of it [S].
+
+    The first client of the order takes part in rounds of its own, as often as any does. Of releases X = G + C^-1 Z the
+    likelihood is that of C X = C G + Z, whose rows are independent.
+    """
+    mechanism, (u, v) = _pair(charge)
+    cohorts, weights = charge.cohorts, band(charge.cohorts.separation)
+    turns = {int(j * cohorts.clients // cohorts.divisor) for j in range(math.ceil(count * cohorts.share))}
+    noise = torch.empty(0, games * u.shape[1], dtype=torch.float64)
+    releases, scale = torch.empty(count, games, u.shape[1], dtype=torch.float64), sensitivity(cohorts) * mechanism.scale
+    total = torch.zeros(games, dtype=torch.float64)
+    for i in range(count):
+        fresh = mechanisms.noise(mechanism, u.shape[1], generator, games).view(1, -1)
+        drawn = following(cohorts, noise[len(noise) - min(i, len(weights) - 1) :], fresh)
+        noise, own = torch.cat((noise, drawn))[-len(weights) :], i in turns
+        sent = (u if here else v) if own else torch.zeros_like(u)
+        releases[i] = mechanisms.noisy_mean(sent, mechanism, _EVERYBODY, None, games, drawn.view(games, -1))
+        last = range(max(0, i - len(weights) + 1), i + 1)
+        y = sum((weights[i - j] * releases[j] for j in last), torch.zeros_like(releases[i]))
+        with_u, with_v = (
+            sum((weights[i - j] * one for j in last if j in turns), torch.zeros_like(one)) for one in (u, v)
+        )
+        total += ((y - with_v).square() - (y - with_u).square()).sum(1) / (2 * scale**2)
+    return total
 
 
 def _pair(charge: Charge) -> tuple[Mechanism, tuple[Tensor, Tensor]]:
@@ -175,7 +213,7 @@ def _ratio(x: Tensor, u: Tensor, v: Tensor, mechanism: Mechanism, share: float) 
     """Log density of x [S, D] where the client sends u with probability `share`, against v; of others u . x."""
     if mechanism.chooses:
         return _odds(x, u, share, mechanism) - _odds(x, v, share, mechanism)
-    powers = {"gaussian": (2, 2), "dp-ftrl": (2, 2), "laplace": (1, 1), "paper_algorithm_3": (1, 1), "knorm": (2, 1)}
+    powers = {"gaussian": (2, 2), "laplace": (1, 1), "paper_algorithm_3": (1, 1), "knorm": (2, 1)}
     if mechanism.kind not in powers:  # of a mechanism of one's own no density is known
         return (x * (u - v)).sum(1)
     order, power = powers[mechanism.kind]

@@ -96,6 +96,22 @@ def check(cohorts: Cohorts) -> None:
         raise PrivacyError(what, hint=hint)
 
 
+def following(cohorts: Cohorts, before: Tensor, fresh: Tensor) -> Tensor:
+    """Correlate the noise of the next release with that of the last ones; see `draw`.
+
+    Args:
+        cohorts: in order.
+        before: noise of the last releases [m, D], m = min(b - 1, i).
+        fresh: standard normal noise times the mechanism's scale [1, D].
+
+    Returns:
+        x_i [1, D].
+    """
+    weights = band(cohorts.separation)[1 : len(before) + 1].flip(0)
+    noise: Tensor = sensitivity(cohorts) * fresh - (weights @ before).unsqueeze(0)
+    return noise
+
+
 def draw(
     folder: Path, mechanism: Mechanism, cohorts: Cohorts, serial: int, position: int, fresh: Tensor
 ) -> tuple[Tensor, dict[str, bytes]]:
@@ -117,10 +133,9 @@ def draw(
     Raises:
         PrivacyError: when the noise of a release before is not there.
     """
-    weights = band(cohorts.separation)
-    count = min(position, len(weights) - 1)
+    count = min(position, cohorts.separation - 1)
     before = _read(folder / NAME, serial - count, count, fresh)
-    noise: Tensor = sensitivity(cohorts) * fresh - (weights[1 : count + 1].flip(0) @ before).unsqueeze(0)
+    noise = following(cohorts, before, fresh)
     rows = torch.cat((before, noise))  # one more than the next needs, as this one may never come out
     return noise, {NAME: _bytes(rows, serial + 1 - len(rows))}
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pacbayes_fl.errors import PrivacyError
 from pacbayes_fl.privacy import audit as audits
-from pacbayes_fl.privacy import mechanisms
+from pacbayes_fl.privacy import correlated, mechanisms
 from pacbayes_fl.privacy.audit import Audit, audit
 from pacbayes_fl.privacy.charges import Charge, gaussian_epsilon
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
@@ -129,3 +129,16 @@ def test_what_cannot_be_audited_is_refused() -> None:
         with pytest.raises(PrivacyError, match=match):
             audit(charges, 0.0, games, 0, confidence)
     assert math.isfinite(audit([charge], 0.0, 100).lower)
+
+
+@pytest.mark.parametrize(("clients", "size", "releases"), [(24, 6, 16), (40, 1, 41)])
+def test_correlated_noise_is_played_as_it_is_released(
+    clients: int, size: int, releases: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The games come near the account, and are above it where noise is of one message and not of all that it moves."""
+    charges = [Charge("dp-ftrl", 1.0, 40, Cohorts(clients, size, "in-order"))] * releases
+    found = audit(charges, 1e-3, games=5000)
+    assert found.holds and found.gaussian is not None and found.releases == releases
+    assert found.gaussian > 0.65 * found.reported
+    monkeypatch.setattr(correlated, "sensitivity", lambda cohorts: 1.0)
+    assert not audit(charges, 1e-3, games=5000).holds
