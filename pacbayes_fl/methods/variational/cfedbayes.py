@@ -20,6 +20,7 @@ from pacbayes_fl.methods.variational.base import (
     OWN_LABELS,
     OWN_ROWS,
     SEARCH,
+    TRIALS,
     ZETAS,
     PersonalPosteriors,
     moments_of,
@@ -234,7 +235,7 @@ RECIPE = Recipe(
     presets={"recommended": {"federation": ROUNDS}, "paper": {"federation": EVERYBODY}},
     search={**SEARCH, "method.clusters": OneOf((1, 2, 3, 4)), **SEARCH_NETWORK},
     held_out=(
-        zeta_among(*ZETAS),
+        zeta_among(*ZETAS)._replace(rounds=TRIALS.trial_rounds),  # half of those that show how many clusters there are
         HeldOutChoice("clusters", lambda options: tuple(range(1, options.max_clusters + 1)), by_default=False),
     ),
     trials=ClusterTrials(trial_rounds=40),
