@@ -135,7 +135,7 @@ def agree(*kl: float) -> bool:
     Returns:
         False where one is NaN.
     """
-    return max(kl) - min(kl) <= 1e-6 * (1.0 + abs(kl[0]))
+    return all(one == kl[0] or abs(one - kl[0]) <= 1e-6 * (1.0 + abs(kl[0])) for one in kl)
 
 
 def log_ratio_of(model: Program, inputs: object, drawn: Trace) -> float:

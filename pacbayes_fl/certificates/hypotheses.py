@@ -191,7 +191,7 @@ def _not_known(model: Any) -> AssumptionError:
     return AssumptionError(what, hint="give sample and kl; or leave the prior out for a predictor that is fixed")
 
 
-def _drawn_before(model: Any, sample: Any, kl: Any, log_ratio: Any, by_label: bool) -> Hypotheses:
+def _drawn_before(model: Any, sample: Any, kl: object, log_ratio: Any, by_label: bool) -> Hypotheses:
     """Take a predictor that the caller has drawn from a posterior, once, and ln dQ/dP there."""
     if sample is not None or kl is not None:
         what = "log_ratio as a number is of the one drawn predictor that the model is, got sample or kl beside it"
@@ -201,7 +201,7 @@ def _drawn_before(model: Any, sample: Any, kl: Any, log_ratio: Any, by_label: bo
     return Hypotheses(None, None, math.nan, classes, lambda generator: (known, value))
 
 
-def _told(model: Any, prior: Any, sample: Any, kl: Any, by_label: bool, log_ratio: Any) -> Hypotheses:
+def _told(model: Any, prior: Any, sample: Any, kl: object, by_label: bool, log_ratio: Any) -> Hypotheses:
     """Take the sampler and the divergence from the caller; a module without a sampler draws whenever it is called."""
     if kl is None and log_ratio is None:
         hint = "kl = a number, or a function; of one draw log_ratio = a function of what sample gives"
@@ -404,9 +404,12 @@ def _guide(guide: Any, model: Any, inputs: Any) -> Hypotheses:
         raise AssumptionError(f"the KL divergence of the guide from the program is {values[0]:g}")
     require_prior_alone(model, inputs, traces[0])
 
+    def predict(drawn: Any, x: Any) -> Any:  # a prior may go by the number of rows
+        return played(model, drawn, x, values[0] if len(x) == len(inputs) else None)
+
     def draw(count: int, generator: torch.Generator) -> Iterator[Predict]:
         for _ in range(count):
-            yield partial(played, model, _traced(guide, inputs, _state(generator)), kl=values[0])
+            yield partial(predict, _traced(guide, inputs, _state(generator)))
 
     def one(generator: torch.Generator) -> tuple[Predict, float]:
         drawn = _traced(guide, inputs, generator.get_state())  # which is torch.manual_seed's of the same seed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from pyro import poutine
 from torch import Tensor
 from torch.distributions import AffineTransform, kl_divergence
 
-from pacbayes_fl.certificates.guides import draws_of, is_plate, kl_of, log_ratio_of, played, require_prior_alone
+from pacbayes_fl.certificates.guides import agree, draws_of, is_plate, kl_of, log_ratio_of, played, require_prior_alone
 from pacbayes_fl.certificates.model import certify_model
 from pacbayes_fl.certificates.outputs import outputs_of
 from pacbayes_fl.errors import AssumptionError
@@ -171,3 +172,23 @@ def test_a_whole_plate_of_a_guide_is_a_sum_over_its_places() -> None:
 
     with pytest.raises(AssumptionError, match="the plate 'weights' of the guide is a part of its rows"):
         kl_of(p, X, poutine.trace(partly).get_trace(X))
+
+
+def test_a_prior_by_the_number_of_rows_is_certified_and_one_without_a_divergence_is_not() -> None:
+    def counted(std: float) -> Callable[[Tensor], None]:
+        def model(x: Tensor) -> None:
+            w = pyro.sample("w", dist.Normal(torch.zeros(2), std or float(len(x))).to_event(1))
+            kind = pyro.sample("kind", dist.Bernoulli(0.5))
+            with pyro.plate("rows", len(x)):
+                pyro.sample("y", dist.Normal(x @ w + kind, 0.3))
+
+        return model
+
+    x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+    found, other = (
+        certify_model(guide, counted(std), (x, x[:, 0]), source="data-free", independent=True, draws=20)
+        for std in (0.0, 60.0)
+    )
+    assert found.valid and torch.equal(found.value, other.value)
+    assert agree(1.0, 1.0 + 1e-8) and agree(math.inf, math.inf)
+    assert not agree(1.0, math.nan) and not agree(math.nan, math.nan) and not agree(1.0, math.inf)
