@@ -87,6 +87,29 @@ def check_names(names: Sequence[str]) -> None:
             raise DataError(f"its name differs from {first!r} by what nobody sees", client=name, hint="write it alike")
 
 
+def array_of(part: object, client: str) -> object:
+    """Take what a program holds of a client's rows to something that torch takes.
+
+    Args:
+        part: a tensor, an array, or a table or a column of pandas.
+        client: its name.
+
+    Returns:
+        The tensor, an array in one piece, or anything else as it is.
+
+    Raises:
+        DataError: when the name is no text, numbers are complex, or some are masked.
+    """
+    if not isinstance(client, str):
+        raise DataError(f"names of clients are texts, got {client!r} of type {type(client).__name__}", hint="str(name)")
+    if isinstance(part, np.ma.MaskedArray) and bool(np.ma.getmaskarray(part).any()):
+        raise DataError("some of its numbers are masked", client=client, hint="leave these rows out, or fill them")
+    given = part.to_numpy() if hasattr(part, "to_numpy") else part
+    if str(getattr(given, "dtype", "")).removeprefix("torch.").startswith("complex"):
+        raise DataError("its rows must be real numbers, got complex ones", client=client)
+    return np.ascontiguousarray(given) if isinstance(given, np.ndarray) else given
+
+
 def numbers(cells: Cells, gaps: Collection[str] = (), hint: str | None = None) -> Numbers:
     """Read a column of numbers; True and False are 1 and 0.
 

@@ -16,7 +16,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data import division, history, long_arrays, user_tables
 from pacbayes_fl.data.archives import Array, read_npz
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.cells import check_names
+from pacbayes_fl.data.cells import array_of, check_names
 from pacbayes_fl.data.client_blocks import Batches, Owners, Pieces, joined, long_rows
 from pacbayes_fl.data.encoding import check_client_features, encoded
 from pacbayes_fl.data.history import History
@@ -352,7 +352,8 @@ def of_clients(
     """Build a data set from the rows that a program holds of every client.
 
     Args:
-        clients: by name (x [m, d], y [m]) or (x [m, d], y [m], test x [n, d], test y [n]), as tensors or arrays.
+        clients: by name (x [m, d], y [m]) or (x [m, d], y [m], test x [n, d], test y [n]), as tensors, arrays, or
+            tables and columns of pandas.
         test_share: share of each client's last rows, of two or more at least one, held out where no test rows are
             given.
         task: "classification" when y holds labels 0..C-1.
@@ -367,11 +368,11 @@ def of_clients(
     """
     rows, split = dict[str, tuple[Tensor, Tensor]](), dict[str, Tensor]()
     for name, parts in clients.items():
-        if len(parts) not in (2, 4):
-            what = f"must have (x, y) or (x, y, test x, test y), got {len(parts)} parts"
+        whole = [array_of(part, name) for part in parts]
+        if len(whole) not in (2, 4):
+            what = f"must have (x, y) or (x, y, test x, test y), got {len(whole)} parts"
             raise DataError(what, client=name, hint="a tables.Dataset can hold everything else")
         try:
-            whole = [np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part for part in parts]
             cells = [torch.as_tensor(part).detach().to("cpu", torch.float64) for part in whole]
         except (TypeError, ValueError, RuntimeError) as error:
             raise DataError(f"its rows are no numbers: {error}", client=name) from error

@@ -183,7 +183,7 @@ def _chosen(drawable: Sequence[str]) -> list[str]:
 
 def _finite(result: Result, group: str, metric: str) -> npt.NDArray[np.float64]:
     """Return a metric of a group's clients, without those that have none."""
-    values = np.array(result.column(group, metric), dtype=np.float64)
+    values = np.array(result.rows.column(group, metric), dtype=np.float64)
     return values[np.isfinite(values)]
 
 
@@ -197,7 +197,7 @@ def _name_far(axis: Axes, result: Result, groups: Sequence[str], metric: str) ->
     """Name the clients that lie furthest beyond the whiskers of each box."""
     for place, group in enumerate(groups, 1):
         names = result.rows.names(group)
-        values = np.array(result.column(group, metric), dtype=np.float64)
+        values = np.array(result.rows.column(group, metric), dtype=np.float64)
         finite = values[np.isfinite(values)]
         if finite.size < _FEW:
             continue

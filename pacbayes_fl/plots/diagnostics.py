@@ -53,7 +53,7 @@ def diagnostics(result: Result) -> Figure:
 
 
 def _of_clients(result: Result, name: str) -> list[float]:
-    return [value for value in result.column("existing", name) if math.isfinite(value)]
+    return [value for value in result.rows.column("existing", name) if math.isfinite(value)]
 
 
 def _draw_clients(axis: Axes, result: Result, name: str, colour: str) -> None:

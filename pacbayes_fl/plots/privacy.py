@@ -143,7 +143,7 @@ def _method(result: Result) -> str:
 
 
 def _finite(result: Result, group: str, metric: str) -> list[float]:
-    return [value for value in result.column(group, metric) if math.isfinite(value)]
+    return [value for value in result.rows.column(group, metric) if math.isfinite(value)]
 
 
 def _names(results: Sequence[Result]) -> list[str]:

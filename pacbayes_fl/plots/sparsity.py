@@ -57,7 +57,7 @@ def sparsity_curve(results: Sequence[Result], group: str = "existing") -> Figure
     for name, result in zip(run_names(results), results, strict=True):
         kept = kept_share(result)
         for model in MODELS:
-            values = [value for value in result.column(group, f"{model}.{score}") if math.isfinite(value)]
+            values = [value for value in result.rows.column(group, f"{model}.{score}") if math.isfinite(value)]
             if kept is not None and values:
                 scores.setdefault((name, model), {}).setdefault(kept, []).append(float(np.mean(values)))
     if not scores:

@@ -43,7 +43,7 @@ def sweep_curve(results: Sequence[Result], metric: str | None = None, group: str
     curves: dict[str, dict[Any, list[list[float]]]] = {}
     drawn = []
     for result in results:
-        numbers = [value for value in result.column(group, chosen) if math.isfinite(value)]
+        numbers = [value for value in result.rows.column(group, chosen) if math.isfinite(value)]
         if "varied" in result.labels and numbers:
             about = result.labels["varied"]
             value = about["value"] if isinstance(about["value"], int | float) else str(about["value"])

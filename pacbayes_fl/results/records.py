@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
 
 from pacbayes_fl import names
-from pacbayes_fl.errors import StudyError, counted, kinds_checked, shown
+from pacbayes_fl.errors import StudyError, counted, kinds_checked, meant, shown
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.results import calibration, run_failures
 from pacbayes_fl.results.client_rows import FIXED, GROUPS, ClientRow, ClientRows, members, read_csv
@@ -144,12 +144,30 @@ class Result:
         return self.rows.metrics
 
     def column(self, group: str, metric: str) -> list[float]:
-        """Return a metric of every client of a group, in the order of the rows; NaN where a client has none."""
+        """Return a metric of every client of a group, in the order of the rows; NaN where a client has none.
+
+        Args:
+            group: "existing" or "new".
+            metric: its name, as a column of `clients.csv`.
+
+        Returns:
+            One number a client; none of a group without clients.
+
+        Raises:
+            StudyError: when there is no such group or metric.
+        """
+        from pacbayes_fl.results.metrics import METRICS
+
+        known = {*self.rows.metrics, *METRICS}
+        if group not in GROUPS:
+            raise StudyError(f"there is no group {shown(group)}", hint=" or ".join(GROUPS))
+        if metric not in known and metric.rpartition(".")[2].removesuffix("_raw") not in METRICS:
+            raise StudyError(f"there is no metric {shown(metric)}", hint=meant(metric, known))
         return self.rows.column(group, metric)
 
     def not_finite(self, group: str, metric: str) -> dict[str, str]:
         """Name the clients of a group with a non-finite score, and the score: "nan", "inf" or "-inf"."""
-        own = (self.rows.names(group), self.column(group, metric), self.rows.taken(group, metric))
+        own = (self.rows.names(group), self.rows.column(group, metric), self.rows.taken(group, metric))
         return {n: f"{score:g}" for n, score, taken in zip(*own, strict=True) if taken and not math.isfinite(score)}
 
     def summary(self, seed: int = 0) -> JsonTable:
@@ -186,7 +204,7 @@ class Result:
             if not (n_clients := self.rows.size_of(group)):
                 continue
             groups[group] = {"n_clients": n_clients}
-            columns = {metric: np.asarray(self.column(group, metric), dtype=np.float64) for metric in self.metrics}
+            columns = {metric: np.asarray(self.rows.column(group, metric), dtype=np.float64) for metric in self.metrics}
             every = {metric: values[~np.isnan(values)] for metric, values in columns.items()}
             known = {metric: values for metric, values in every.items() if values.size}
             with np.errstate(invalid="ignore"):  # an infinite value has no spread; that becomes None

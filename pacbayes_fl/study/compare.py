@@ -8,7 +8,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cache
 from operator import attrgetter
@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pacbayes_fl import files, pages, plots, settings
-from pacbayes_fl.errors import PacBayesFLError, StudyError, caller_stacklevel, kinds_checked, listed, one_line
+from pacbayes_fl.data import tables
+from pacbayes_fl.errors import (
+    DataError,
+    PacBayesFLError,
+    StudyError,
+    caller_stacklevel,
+    kinds_checked,
+    listed,
+    one_line,
+)
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods.options import flat_options
@@ -29,7 +38,9 @@ from pacbayes_fl.results.records import Result
 from pacbayes_fl.results.rounds import RoundRecord, readable
 from pacbayes_fl.study import check
 from pacbayes_fl.study.config.plugins import blamed
+from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study, read_table
+from pacbayes_fl.study.rows import fingerprints, saved_rows
 from pacbayes_fl.study.run import run
 from pacbayes_fl.study.search import choice_file
 from pacbayes_fl.study.storage import origins
@@ -134,8 +145,14 @@ def _names(studies: Sequence[Study], seeds: int, vary: str | None) -> list[str]:
 
 def _refuse_different_rows(studies: Sequence[Study]) -> None:
     own = [study.instances.data for study in studies]
-    if any(study.data.rows != studies[0].data.rows for study in studies) or any(one is not own[0] for one in own):
+    same = all(study.data.rows == studies[0].data.rows for study in studies)
+    if not same or any((one is None) != (own[0] is None) for one in own) or len(set(map(_prints, own))) > 1:
         raise StudyError("the studies to compare have different data")
+
+
+def _prints(given: tables.Dataset | None) -> str:
+    """Tell data sets that programs give apart, by their rows."""
+    return "" if given is None else json.dumps(fingerprints.of_all_rows(given, "00"), sort_keys=True)
 
 
 class _Failures:
@@ -213,9 +230,28 @@ class _Run(NamedTuple):
     folder: Path | None
 
 
+class _Rows:
+    """Data sets of studies, of which the last one is kept: those of many runs are the same."""
+
+    def __init__(self) -> None:
+        self._of: tuple[str, tables.Dataset | None] | None = None
+
+    def of(self, study: Study) -> tables.Dataset | None:
+        """Load the data of a study, or give them again; None where they are not there any more."""
+        if study.instances.data is not None:
+            return study.instances.data
+        asked = json.dumps([settings.plain(study.data), study.seed if study.data.follow_seed else None], default=str)
+        if self._of is None or self._of[0] != asked:
+            self._of = asked, None
+            with suppress(DataError, StudyError):
+                self._of = asked, load(study)
+        return self._of[1]
+
+
 def _check(runs: Sequence[_Run]) -> None:
     """Refuse before the first run whatever one of them would refuse: folders of other studies, and what cannot run."""
     left: dict[str, Study] = {}
+    rows = _Rows()
     for name, study, folder in runs:
         if folder is not None:
             files.refuse_link(folder)
@@ -225,6 +261,8 @@ def _check(runs: Sequence[_Run]) -> None:
             saved = Study.from_table(table, where, instances=study.instances).table()
             chosen, _ = choice_file.recall(study, folder)
             checkpoint.check_study(saved, chosen.table(), _FINISHED if _finished(folder) else checkpoint.MAY_CHANGE)
+            if saved_rows.holds_data(folder) and (now := rows.of(study)) is not None:
+                saved_rows.check_same(folder, now)  # scores of other rows are no part of this comparison
         if not _finished(folder):
             left.setdefault(name, study)  # other seeds of it would be refused for the same reasons
     if len(left) > 1:  # a single one says so itself

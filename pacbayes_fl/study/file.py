@@ -70,7 +70,7 @@ class Study:
         data: tables.Dataset | Mapping[str, Sequence[object]] | None = None,
         metrics: Sequence[Metric] = (),
     ) -> Study:
-        """Put objects of a program in the places of what the study names.
+        """Put objects of a program in the places of what the study names; those given before stay beside them.
 
         Args:
             method: an instance of any subclass of `Method`, with its model and its options.
@@ -93,23 +93,24 @@ class Study:
         elif isinstance(data, tables.Dataset) and data.rows is not None:
             data = replace(data, rows=None)  # the folder keeps the rows: what they were made from may be gone
         given = Instances(method, model, data, tuple(metrics))
-        changes: JsonTable = {"instances": given}
+        changes: JsonTable = {"instances": (whole := given.beside(self.instances))}
         study = self
         if given.method is not None:
             study = choices.without_own_defaults(self)
-            recipe = given.recipes[given.method_name]
+            recipe = whole.recipes[given.method_name]
             changes["method"] = MethodPart(given.method_name, "recommended", recipe.options())
         elif given.model is not None and not isinstance(given.model, models.GIVEN[self.recipe.model]):
             what = f"model is of {type(given.model).__name__}, and {self.method.name} learns {self.recipe.model}"
             raise StudyError(what, hint="give a FunctionModel of functions, a WeightModel of weights")
         if given.method is not None or given.model is not None:
             changes["model"] = InstanceModel.of(given.model_kind, study.model)
-        elif given.data is not None:
+        elif given.data is not None and self.instances.method is None and self.instances.model is None:
             study = choices.with_own_defaults(self)
         if given.data is not None:
             changes["data"] = replace(study.data, source=study_instances.DATA, options={}, follow_seed=False)
         if given.metrics:
-            changes["report"] = replace(study.report, metrics=(*study.report.metrics, *given.metrics_by_name))
+            names = dict.fromkeys((*study.report.metrics, *given.metrics_by_name))
+            changes["report"] = replace(study.report, metrics=tuple(names))
         return replace(study, **changes)
 
     def metric(self, name: str) -> Metric:

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from pacbayes_fl.errors import NumericalError
 from pacbayes_fl.methods import METHODS
+from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.search import tune
 from tests.cli.answers import Call, assert_one_line
@@ -107,6 +109,18 @@ def test_a_stopped_tune_keeps_the_methods_that_were_finished(
     assert (code, err, out.splitlines()[-1]) == (130, told, "study: tiny-tuned.toml")
     assert list(json.loads((tmp_path / "tiny-tuned.trials.json").read_text())) == ["pac-pfl"]
     assert Study.from_toml(tmp_path / "tiny-tuned.toml").federation.rounds == 12
+
+
+def test_trials_of_other_rows_are_not_gone_on_with(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_scores(monkeypatch)
+    arguments = ("tune", "tiny.toml", "--budget", 1, "--quiet", "--methods", "pfedgp")
+    assert call(*arguments).code == 0 and call(*arguments, "--resume").code == 0
+    monkeypatch.setattr(
+        tune,
+        "load",
+        lambda study: load(replace(study, seed=study.seed + 1, data=replace(study.data, follow_seed=True))),
+    )
+    assert_one_line(call(*arguments, "--resume"), "rows")
 
 
 def test_a_method_that_fails_costs_no_other(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

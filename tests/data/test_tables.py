@@ -545,6 +545,25 @@ def test_rows_of_a_program_are_held_out_as_given_or_the_last_ones() -> None:
         ({"a": (X / 0, Y)}, "'a'.*finite"),
     ],
 )
+def test_rows_of_a_program_may_be_tables_and_columns_and_are_real_numbers_of_named_clients() -> None:
+    frame = pd.DataFrame({"one": X[:, 0].numpy(), "two": X[:, 1].numpy()}, index=range(5, 5 + len(X)))
+    column = pd.Series(Y.numpy(), index=frame.index)
+    result, expected = (
+        tables.of_clients({"a": rows}).groups["existing"].train for rows in ((frame, column), (X[:, :2], Y))
+    )
+    assert torch.equal(result.x, expected.x) and torch.equal(result.y, expected.y)
+    assert torch.equal(tables.of_clients({"a": (part for part in (X, Y))}).groups["existing"].train.y, expected.y)
+    masked = np.ma.masked_greater(X.numpy(), X.max().item() - 1e-9)
+    for client, wrong, said in (
+        ("a", (masked, Y), "some of its numbers are masked"),
+        ("a", (X + 1j, Y), "real numbers, got complex ones"),
+        ("a", (X.numpy() + 1j, Y), "real numbers, got complex ones"),
+        (3, (X, Y), "names of clients are texts, got 3 of type int"),
+    ):
+        with pytest.raises(DataError, match=said):
+            tables.of_clients({client: wrong})  # type: ignore[dict-item]
+
+
 def test_rows_of_a_program_that_cannot_be_used_name_their_client(clients: dict[str, Any], fragment: str) -> None:
     with pytest.raises(DataError, match=fragment):
         tables.of_clients(clients)

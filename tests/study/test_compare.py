@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from pacbayes_fl.errors import CheckpointError, NumericalError, PacBayesFLError, StudyError
+from pacbayes_fl.errors import CheckpointError, DataError, NumericalError, PacBayesFLError, StudyError
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods.variational.pfedbayes import PFedBayes
 from pacbayes_fl.models.likelihoods import Gaussian
@@ -376,6 +376,33 @@ def test_a_finished_comparison_is_read_without_its_data(tmp_path: Path, monkeypa
     first = compare(both, 1, tmp_path / "out")
     path.unlink()
     assert compare(both, 1, tmp_path / "out") == first
+
+
+def test_scores_of_other_rows_are_no_part_of_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study_compare.plots, "save_joint", lambda *_: None)
+    path = write_csv(tmp_path / "rows.csv", rows())
+    both = [on_csv(path, f"method.name={name}") for name in RIDGES]
+    first = compare(both[:1], 1, tmp_path / "out")
+    write_csv(path, [{**row, "y": -3.0 * float(str(row["y"]))} for row in rows()])
+    with pytest.raises(DataError, match="its rows are not those that the run was started with"):
+        compare(both, 1, tmp_path / "out")
+    write_csv(path, rows())
+    assert compare(both, 1, tmp_path / "out")[0] == first[0]
+
+
+def test_the_same_rows_of_a_program_are_the_same_data_however_they_are_given(tmp_path: Path) -> None:
+    x = torch.linspace(-1, 1, 12).double().unsqueeze(1)
+    data = {name: (x, factor * x[:, 0]) for name, factor in (("one", 1.0), ("two", 2.0))}
+    study = Study.from_table({"method": {"name": "ridge"}})
+    one, other = study.with_instances(data=data), tiny("method.name=pooled-ridge").with_instances(data=data)
+    assert [made.method for made in compare([one, other], 1)] == [*RIDGES]
+    network = BayesianMLP((1, 2, 1), Gaussian(), torch.float64)
+    kept = other.with_instances(method=PFedBayes(network))
+    assert kept.instances.data is other.instances.data and kept.instances.method is not None
+    assert kept.with_instances(data=data).instances.method is kept.instances.method
+    changed = study.with_instances(data={**data, "two": (x, x[:, 0])})
+    with pytest.raises(StudyError, match="the studies to compare have different data"):
+        compare([one, replace(changed, method=other.method)], 1)
 
 
 def test_methods_of_a_program_differ_by_a_value_as_those_of_tables_do(tmp_path: Path) -> None:

@@ -72,6 +72,21 @@ class Instances:
         if self.method is not None and isinstance(held, Model):
             object.__setattr__(self, "model", held)
 
+    def beside(self, before: Instances) -> Instances:
+        """Keep what a study was given before where nothing has come in its place.
+
+        Args:
+            before: of the study.
+
+        Returns:
+            These objects, and those of before; a method that comes brings its model.
+        """
+        method, model = self.method, self.model
+        if method is None:
+            method, model = before.method, before.model if model is None else model
+        more = (one for one in self.metrics if one not in before.metrics)
+        return Instances(method, model, before.data if self.data is None else self.data, (*before.metrics, *more))
+
     @property
     def method_name(self) -> str:
         """Name of the method in a study."""

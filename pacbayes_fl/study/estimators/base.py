@@ -126,6 +126,10 @@ class FederatedEstimator(BaseEstimator):
         self.federation_ = self.federation_.join(rows)
         return self
 
+    def __sklearn_is_fitted__(self) -> bool:
+        """Whether there is a federation to predict with."""
+        return "federation_" in vars(self)
+
     def _train(self, checked: Checked, classes: int | None) -> Self:
         """Train on checked rows.
 
@@ -185,7 +189,9 @@ class FederatedEstimator(BaseEstimator):
         Raises:
             ValueError: of what cannot be used.
         """
-        if not reset:
+        if reset:
+            self.__dict__.pop("federation_", None)  # whose classes and columns are no longer these
+        else:
             check_is_fitted(self)
         if len(shape := getattr(X, "shape", ())) > 2:
             what = f"X must be rows of features [R, d], got an array of dim {len(shape)}, {list(shape)}"

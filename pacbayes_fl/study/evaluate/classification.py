@@ -103,7 +103,8 @@ def evaluate(
         if at_mean is not None:
             score(f"{model}.{MEAN_WEIGHTS}", index, rows, at_mean)
         shape = (*test.y.shape, predictions.probs.shape[-1])
-        blank = probs.setdefault(f"{group}.{model}.probs", torch.full(shape, torch.nan, device=test.x.device))
+        none = torch.full(shape, torch.nan, dtype=torch.float32, device=test.x.device)
+        blank = probs.setdefault(f"{group}.{model}.probs", none)
         blank[index] = torch.where(rows.mask.unsqueeze(-1), predictions.probs.float(), torch.nan)
     lists = {name: column.double().cpu().numpy() for name, column in columns.items()}
     rows_out = ClientRows.of_group(group, test.ids, test.names, (int(m) for m in scaled.train.size.tolist()), lists)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -35,7 +36,7 @@ from pacbayes_fl.study.evaluate.units import unit_of, units_of
 from pacbayes_fl.study.file import Study, assigned, read_table
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.residuals import ErrorShape
-from pacbayes_fl.study.rows import held_rows
+from pacbayes_fl.study.rows import fingerprints, held_rows
 from pacbayes_fl.study.search.leakage import told
 from pacbayes_fl.study.search.trials import Trial, Trials
 
@@ -184,14 +185,17 @@ def asked(
         budget: configurations per method.
 
     Returns:
-        Numbers, names, what each method's search varies, and every value of each study, as JSON.
+        Numbers, names, what each method's search varies, every value of each study, and a fingerprint of the rows, as
+        JSON.
     """
     table, where = read_table(path)
-    studies = {name: Study.from_table(table, where, [*sets, f"method.name={name}"]).table() for name in methods}
+    made = {name: Study.from_table(table, where, [*sets, f"method.name={name}"]) for name in methods}
+    studies = {name: study.table() for name, study in made.items()}
+    prints = json.dumps(fingerprints.of_all_rows(load(made[methods[0]]), "00"), sort_keys=True)
     varied = {name: {key: repr(space) for key, space in searched(path, name, sets).items()} for name in methods}
     numbers = {"folds": folds, "seed": studies[methods[0]]["seed"], "score": score, "budget": budget}
     result: JsonTable = json.loads(json.dumps({**numbers, "methods": list(methods), "search": varied}))
-    return result | {"studies": json.loads(json.dumps(studies))}
+    return result | {"studies": json.loads(json.dumps(studies)), "rows": sha256(prints.encode()).hexdigest()}
 
 
 def searched(path: Path | str, method: str, sets: Sequence[str] = ()) -> Search:

@@ -346,6 +346,8 @@ def _checked(known: Served, client: str, x: Tensor) -> Tensor:
     if tuple(x.shape[1:]) != shape:
         expected = ", ".join(map(str, shape))
         raise DataError(f"rows to predict must be [M, {expected}], got {list(x.shape)}", client=client)
+    if not len(x):
+        raise DataError("there is no row to predict", client=client, hint="was a filter meant to leave some?")
     return x
 
 

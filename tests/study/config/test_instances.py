@@ -163,7 +163,8 @@ def test_instances_are_compared(given: dict[str, Any], tmp_path: Path, monkeypat
     again = compare(studies, 1, tmp_path / "both", resume=True)
     assert [scores(one) for one in again] == [scores(one) for one in result]
     with pytest.raises(StudyError, match="different data"):
-        compare([studies[0], studies[1].with_instances(method=FedAvg(network()), data=given["data"])], 1)
+        other = {name: (rows[0], 2.0 * rows[1], *rows[2:]) for name, rows in given["data"].items()}
+        compare([studies[0], studies[1].with_instances(method=FedAvg(network()), data=other)], 1)
 
 
 def test_other_objects_are_refused_by_name() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -163,6 +164,16 @@ def test_a_classifier_names_classes_and_refuses_others(labelled: fl.PFedBayesCla
         labelled.join(table.x[:2], ["some", "much"], groups=["east"] * 2)
     with pytest.raises(ValueError, match="one class alone"):
         fl.PFedBayesClassifier(**NETWORK).fit(table.x[:4], ["much"] * 4)
+
+
+def test_a_fit_that_fails_leaves_no_model_of_other_classes(labelled: fl.PFedBayesClassifier, table: Table) -> None:
+    model = copy.deepcopy(labelled)
+    renamed = np.where(table.label == "much", "a lot", "some")
+    with pytest.raises(ValueError, match="rate"):
+        model.set_params(rate=-1.0).fit(table.x, renamed, groups=table.client)
+    with pytest.raises(NotFittedError):
+        model.predict(table.x[:3], groups=table.client[:3])
+    assert labelled.predict(table.x[:1], groups=table.client[:1])[0] in ("little", "much")
 
 
 @pytest.mark.law

@@ -27,7 +27,7 @@ from pacbayes_fl.study.evaluate.points import means, totals
 from pacbayes_fl.study.evaluate.report import metrics_of
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
-from pacbayes_fl.study.run import report, train
+from pacbayes_fl.study.run import report, run, train
 from tests.tiny import quick
 from tests.tiny_images import tiny_images, write_root
 
@@ -227,3 +227,15 @@ def test_labels_say_which_model_which_draws_and_which_rule(root: Path) -> None:
     said = labels(method, ClientRows.of([]), [], metrics_of(study, TASK))
     assert said["draws"] == 1 and "kept" not in said
     assert "personal models are the global one" in said["evaluation_point"]
+
+
+def test_probabilities_are_kept_in_float32_whatever_the_default_is(root: Path) -> None:
+    before = torch.get_default_dtype()
+    study = tiny_images(root, "method.name=fedavg", "federation.rounds=1")
+    usual = run(study).predictions
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = run(study).predictions
+    finally:
+        torch.set_default_dtype(before)
+    assert found["existing.pm.probs"].dtype == usual["existing.pm.probs"].dtype == torch.float32
