@@ -58,6 +58,19 @@ class Entries(dict[str, Any]):
         return self._entries()
 
 
+def moved(was: Path, now: Path) -> bool:
+    """Whether a file may have been moved, with the folder that it is in.
+
+    Args:
+        was: where it was.
+        now: where one is now.
+
+    Returns:
+        True where both paths are absolute and have the same name, and nothing is left at the first.
+    """
+    return was.is_absolute() and now.is_absolute() and was.name == now.name and not was.exists()
+
+
 def expanded(name: str) -> Path:
     """Give the path that a study names.
 

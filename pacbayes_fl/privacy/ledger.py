@@ -41,6 +41,7 @@ OUTSIDE: Final = ("scaling", "residuals")
 
 _AHEAD: Final = 1024
 Entries = list[tuple[Charge, int]]  # equal charges in a row with their number
+Keys = tuple[str, ...]
 
 
 class Ledger:
@@ -70,15 +71,10 @@ class Ledger:
     ) -> None:
         """Read what was spent."""
         self.path, self._ahead, self._seen = Path(folder) / NAME, max(1, ahead), released
-        self._entries, delta, randomness, self._keys = _read(self.path)
+        self._entries, delta, randomness, self._keys, found, self._short = _paid(self.path)
         self._shared: SharedLedger | None = None
         self._cohort, self._halved, self._undone = tuple[int, ...](), 0, tuple[str, ...]()
         self._uncounted: tuple[int, ...] | None = None
-        found = {name: _read_release(self.path.with_name(file_of(name)), self._entries) for name in (ROUND, *OUTSIDE)}
-        newest = sorted((one for one in found.values() if one is not None), key=lambda one: one.serial)
-        for one in newest:
-            if one.serial == len(self):  # paid, and a crash came before the count
-                self._entries = _with(self._entries, one.charge)
         self._release = found.pop(ROUND)
         self._outside = {name: one for name, one in found.items() if one is not None}
         self._reserved = dict[str, Charge]()
@@ -88,7 +84,8 @@ class Ledger:
             what = f"{self.path} has releases whose randomness is of the {randomness}, and those to come would not be"
             raise PrivacyError(what, hint="set privacy.randomness back, or start anew in another folder")
         self._limit: tuple[Charge, int, bool] | None = None  # of one charge, how many releases in all, and may be more
-        known = max(released, *(one.serial + 1 for one in newest[-1:]), 0)
+        newest = [one.serial + 1 for one in (self._release, *self._outside.values()) if one is not None]
+        known = max(released, *newest, 0)
         if len(self) < known:
             what = f"{self.path} knows of {len(self)} releases, the run of {known}"
             raise PrivacyError(f"{what}: what was spent is not known", hint="start anew in another folder")
@@ -214,7 +211,10 @@ class Ledger:
             The release; None where it has to be paid for.
         """
         known = self._outside.get(message)
-        return known if known is not None and known.about == about else None
+        if known is None or known.about != about:
+            return None
+        self._write_count()
+        return known
 
     def kept(self, round: int) -> Release | None:
         """Give the release of a round that was paid for and then cut short: no state has seen it yet.
@@ -254,7 +254,14 @@ class Ledger:
         Args:
             release: as `kept` gives it.
         """
+        self._write_count()
         self._seen = release.serial + 1
+
+    def _write_count(self) -> None:
+        """Write down the releases that were paid for where a crash came before the count."""
+        if self._short:
+            put(self.path.parent, {NAME: self._bytes(self._entries)})
+            self._short = False
 
     def spend(
         self,
@@ -299,7 +306,7 @@ class Ledger:
                 self._entries = entries
                 self._remember(release)
             raise
-        self._entries, self._seen = entries, serial + 1
+        self._entries, self._seen, self._short = entries, serial + 1, False
         self._remember(release)
         return serial
 
@@ -339,7 +346,7 @@ def to_release(path: Path) -> bytes:
     Raises:
         PrivacyError: when it is not there or damaged.
     """
-    entries, delta, randomness, _ = _read(path)
+    entries, delta, randomness, *_ = _paid(path)
     if delta is None:
         raise _damaged(path)
     orders = dict.fromkeys(charge.cohorts.order for charge, _ in entries if charge.cohorts.order)
@@ -396,7 +403,7 @@ def _ledger_bytes(entries: Entries, delta: float, simulated: bool, keys: Sequenc
     return json.dumps(with_checksum(body), indent=1).encode()
 
 
-def _read(path: Path) -> tuple[Entries, float | None, str | None, tuple[str, ...]]:
+def _read(path: Path) -> tuple[Entries, float | None, str | None, Keys]:
     """Read entries, delta, randomness and keys in a shared ledger; none where there is no file.
 
     Damage is never taken for an empty ledger.
@@ -421,6 +428,17 @@ def _read(path: Path) -> tuple[Entries, float | None, str | None, tuple[str, ...
         return entries, *more
     except UNREADABLE as error:
         raise _damaged(path) from error
+
+
+def _paid(path: Path) -> tuple[Entries, float | None, str | None, Keys, dict[str, Release | None], bool]:
+    """Read a ledger, count the releases beside it that a crash left out, and say whether there are any."""
+    entries, delta, randomness, keys = _read(path)
+    before = list(entries)
+    found = {name: _read_release(path.with_name(file_of(name)), entries) for name in (ROUND, *OUTSIDE)}
+    for one in sorted((one for one in found.values() if one is not None), key=lambda one: one.serial):
+        if one.serial == sum(count for _, count in entries):
+            entries = _with(entries, one.charge)
+    return entries, delta, randomness, keys, found, entries != before
 
 
 def _entry(saved: JsonMapping) -> tuple[Charge, int]:

@@ -156,6 +156,10 @@ class SharedLedger:
         charges, count = [*made, *planned], Counter(made)
         _refuse_orders(charges)
         with self._locked():
+            if known and not made and not self.path.exists():
+                what = f"{self.path} is not there, and this run stands in it, or was to before it was stopped"
+                hint = "restore the file; if there was none, remove the run's folder, which has released nothing"
+                raise PrivacyError(f"{what}: what runs on the same rows have spent is not known", hint=hint)
             content = self._content(new=not known)
             self._refuse_older(content)
             mine = next((key for key in known if key in content.runs and content.runs[key].made <= count), None)

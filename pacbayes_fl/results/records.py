@@ -335,6 +335,9 @@ def no_run(folder: Path, missing: str) -> StudyError:
         usual = "run compare again with the same --out: finished runs are read"
         what, hint = run_failures.unfinished(folder, f"{folder} holds a comparison that has not finished", usual)
         return StudyError(what, hint=hint)
+    if (folder / "server.safetensors").is_file() and not (folder / "manifest.json").is_file():
+        what = f"{folder} holds what is left of a release that was stopped: {RELEASED} is missing"
+        return StudyError(what, hint="remove it, and release the run again")
     if any((folder / name).is_file() for name in FILES):
         what, usual = f"{folder} is not a finished run folder: {missing}", "has the run finished? resume with --resume"
         what, hint = run_failures.unfinished(folder, what, usual)

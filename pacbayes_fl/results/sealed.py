@@ -43,7 +43,8 @@ def check_new(out: Path, run: Path | None, kind: Kind, option: str = "--out") ->
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         what = f"{out} is not empty, and a {kind.name} is written into a folder of its own"
-        raise StudyError(what, hint=f"another {option}")
+        left = "" if (out / kind.sign).exists() else "; what is left of one that was stopped can be removed"
+        raise StudyError(what, hint=f"another {option}{left}")
     if run is not None and out.resolve().is_relative_to(run.resolve()):
         what = f"{out} is inside of the run {run}, of which nothing else may leave it"
         raise StudyError(what, hint=f"choose another {option}")

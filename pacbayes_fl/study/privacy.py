@@ -186,7 +186,8 @@ def _payers(path: Path, beside: Path) -> dict[str, Sequence[str]]:
     for file in sorted(beside.glob(f"*/{NAME}")):
         with suppress(*UNREADABLE):
             text = file.with_name("study.toml").read_text("utf-8")
-            if files.expanded(tomllib.loads(text)["privacy"]["ledger"]).resolve() == path.resolve():
+            was = files.expanded(tomllib.loads(text)["privacy"]["ledger"])
+            if was.resolve() == path.resolve() or files.moved(was, path):
                 result[file.parent.name] = ()
                 result[file.parent.name] = keys_of(file)
     return result

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from pacbayes_fl.errors import CheckpointError, PrivacyError
 from pacbayes_fl.privacy import mechanisms
 from pacbayes_fl.privacy.accounting import Budget, epsilon
 from pacbayes_fl.privacy.charges import Charge
-from pacbayes_fl.privacy.ledger import Ledger
+from pacbayes_fl.privacy.ledger import OUTSIDE, Ledger, file_of, to_release
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
 from pacbayes_fl.results import folder as results_folder
 from pacbayes_fl.results import manifest
@@ -142,7 +143,7 @@ def test_a_kill_between_ledger_and_release_counts_the_release(tmp_path: Path) ->
 import os, signal
 from pacbayes_fl.privacy.accounting import Budget
 from pacbayes_fl.privacy.charges import Charge
-from pacbayes_fl.privacy.ledger import Ledger
+from pacbayes_fl.privacy.ledger import OUTSIDE, Ledger, file_of, to_release
 from pacbayes_fl.privacy.mechanisms import Cohorts
 ledger, charge = Ledger({str(tmp_path)!r}, Budget(1.0, 0.0)), Charge("laplace", 10.0, 4, Cohorts(100))
 ledger.spend(charge), ledger.spend(charge)
@@ -300,3 +301,25 @@ def test_what_is_secret_and_what_is_simulated_do_not_mix(tmp_path: Path) -> None
         seeded.spend(LAPLACE)
     assert Ledger(tmp_path / "seeded", PURE).simulated
     assert str(seeded.statement()) == "epsilon_if_noise_were_secret = 1 at delta = 0"
+
+
+@pytest.mark.parametrize("message", ["round", *OUTSIDE[:1]])
+def test_a_release_that_a_kill_left_out_of_the_count_is_counted_by_all_who_read_it(
+    message: str, tmp_path: Path
+) -> None:
+    """The mean is on disk before the count: whoever takes it up writes the count, and whoever copies it has it."""
+    charge, mean = replace(LAPLACE, message=message), {"leaf": torch.zeros(1, 4, dtype=torch.float64)}
+    ledger = Ledger(tmp_path, PURE)
+    ledger.spend(LAPLACE, 1, {"leaf": torch.zeros(1, 4, dtype=torch.float64)})
+    short = ledger.path.read_bytes()
+    ledger.spend(charge, 2, mean, about="rows")
+    whole = to_release(ledger.path)
+    ledger.path.write_bytes(short)  # as a kill between both files leaves it
+    assert to_release(ledger.path) == whole and ledger.path.read_bytes() == short
+    again = Ledger(tmp_path, PURE, released=1)
+    kept = again.kept(2) if message == "round" else again.outside(message, "rows")
+    assert kept is not None and len(again) == 2
+    again.take(kept)
+    assert to_release(ledger.path) == whole and ledger.path.read_bytes() != short
+    (tmp_path / file_of(message)).unlink()
+    assert len(Ledger(tmp_path, PURE)) == 2

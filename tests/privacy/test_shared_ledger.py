@@ -194,7 +194,7 @@ def test_what_is_not_known_is_never_taken_for_nothing(tmp_path: Path) -> None:
                 folder.join([CHARGE])
         assert path.read_bytes() == spoiled
     path.unlink()
-    with pytest.raises(PrivacyError, match="is missing"):
+    with pytest.raises(PrivacyError, match="is not there, and this run stands in it"):
         run.join([CHARGE])
     path.write_bytes(data)
     run.join([CHARGE])

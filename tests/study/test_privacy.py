@@ -855,6 +855,22 @@ def test_a_ledger_that_runs_beside_this_one_paid_into_is_not_begun_anew(tmp_path
         run(tmp_path / "four", *options, f"privacy.ledger={shared}")
 
 
+def test_runs_that_were_moved_with_their_ledger_go_on_and_are_known_to_have_paid(tmp_path: Path) -> None:
+    def options(folder: str) -> tuple[str, ...]:
+        return ON, "privacy.total=100", f"privacy.ledger={tmp_path / folder / 'all.json'}"
+
+    (tmp_path / "before").mkdir()
+    run(tmp_path / "before" / "one", *options("before"), "federation.rounds=1")
+    (tmp_path / "before").rename(tmp_path / "after")
+    folder = tmp_path / "after"
+    result = run(folder / "one", *options("after"), "federation.rounds=2", resume=True)
+    assert said(result)["ledger"]["other_runs"] == 0
+    (folder / "all.json").unlink()
+    (tmp_path / "after").rename(tmp_path / "last")
+    with pytest.raises(PrivacyError, match="run 'one' beside this one took part in it"):
+        run(tmp_path / "last" / "two", *options("last"), "federation.rounds=1")
+
+
 def test_a_ledger_that_is_an_older_copy_is_found_out_by_the_runs_beside(tmp_path: Path) -> None:
     shared = tmp_path / "all.json"
     options = (ON, "privacy.total=100", f"privacy.ledger={shared}")

@@ -123,6 +123,20 @@ def holds_data(folder: Path) -> bool:
     return (folder / ROWS).is_file() or (folder / PRINTS).is_file()
 
 
+def missing(folder: Path) -> str:
+    """Say which file a folder lacks by which the rows of a run are known.
+
+    Args:
+        folder: of a run, or what is left of one.
+
+    Returns:
+        A clause.
+    """
+    if not (folder / "study.toml").is_file():
+        return "study.toml is missing"
+    return f"{ROWS}, or {PRINTS} of a run that keeps no rows, is missing"
+
+
 def data_of(study: Study, folder: Path) -> tables.Dataset:
     """Give the data of a run: from its folder, or again from their source where it keeps no rows.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from pacbayes_fl import files
 from pacbayes_fl.errors import CheckpointError, DamageWarning, DataError, StudyError, caller_stacklevel
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.files import JsonMapping
@@ -138,10 +139,13 @@ def newest_round(folder: Path, instances: Instances = NO_INSTANCES) -> tuple[che
 
 
 def _with_source_of(before: Study, study: Study) -> Study:
-    """Let a run that was moved with its table go on: the rows themselves are compared with those of before."""
-    was, now = Path(before.data.source), Path(study.data.source)
-    moved = was.is_absolute() and now.is_absolute() and was.name == now.name and not was.exists()
-    return replace(before, data=replace(before.data, source=study.data.source)) if moved else before
+    """Let a run that was moved with its table, and a ledger of several runs, go on: what is in them is compared."""
+    if files.moved(Path(before.data.source), Path(study.data.source)):
+        before = replace(before, data=replace(before.data, source=study.data.source))
+    was, now = before.privacy.ledger, study.privacy.ledger
+    if was is not None and now is not None and files.moved(files.expanded(was), files.expanded(now)):
+        before = replace(before, privacy=replace(before.privacy, ledger=now))
+    return before
 
 
 def study_of(saved: checkpoint.Checkpoint, folder: Path, instances: Instances = NO_INSTANCES) -> Study:

@@ -132,7 +132,7 @@ class RunFolder:
             what = f"{self.path} is the server's side of a deployment: the clients' rows and models are at its nodes"
             raise StudyError(what, hint="release it, and clients join the release with their rows")
         if not (self.path / "study.toml").is_file() or not saved_rows.holds_data(self.path):
-            raise results.no_run(self.path, "study.toml or data.npz is missing")
+            raise results.no_run(self.path, saved_rows.missing(self.path))
         self._saved, self.fell_back = resuming.newest_round(self.path, self.instances)
         study = resuming.study_of(self._saved, self.path, self.instances)
         if study.federation.device == "cuda" and not torch.cuda.is_available():  # trained elsewhere

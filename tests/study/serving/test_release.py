@@ -312,6 +312,11 @@ def test_a_release_is_written_into_a_folder_of_its_own(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "sub").exists()
     with pytest.raises(StudyError, match=r"empty is a release of a run, .*show and plot take the run"):
         results.load(tmp_path / "empty")
+    (tmp_path / "empty" / "released.json").unlink()  # as a kill leaves it
+    with pytest.raises(StudyError, match=r"is not empty, .*what is left of one that was stopped can be removed"):
+        release.release(tmp_path / "run", tmp_path / "empty")
+    with pytest.raises(StudyError, match=r"what is left of a release that was stopped: released.json is missing"):
+        run.open_run(tmp_path / "empty")
     with pytest.raises(StudyError, match="there is no folder"):
         release.release(tmp_path / "nowhere", tmp_path / "out")
     assert not (tmp_path / "out").exists()
