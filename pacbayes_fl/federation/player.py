@@ -148,7 +148,8 @@ class Player(ABC):
         trained = self.train(asked, message, reduction, notes)
         update = reduction.release()
         server = method.server(state.server, update, self.batch.clients)
-        report = {**_reported(method, server, update), **reduction.numbers}
+        objective = method.objective if self.aggregator is None else None  # which no private round tells
+        report = {**_reported(method, objective, server, update), **reduction.numbers}
         outcome = notes.read(heard, server, parameter_size(method, server), report)._replace(reasons=trained.reasons)
         watch = self._watched(state.watch, t, outcome, trained.counted)
         return Played(FederationState(server, trained.kept, t, watch), outcome)
@@ -187,7 +188,7 @@ class Player(ABC):
         return Note(good, torch.where(counts, torch.nan if norm is None else norm, torch.nan))
 
 
-def _reported(method: AnyMethod, server: AnyTree, update: AnyTree) -> dict[str, Tensor]:
+def _reported(method: AnyMethod, objective: str | None, server: AnyTree, update: AnyTree) -> dict[str, Tensor]:
     """Take what a method says of a round, whose names and numbers a record and the guard can hold."""
     given, who = {**method.report(server, update)}, f"report of {type(untempered(method)).__name__}"
     for name, value in given.items():
@@ -196,8 +197,8 @@ def _reported(method: AnyMethod, server: AnyTree, update: AnyTree) -> dict[str, 
         if not isinstance(value, Tensor) or value.numel() != 1:
             got = list(value.shape) if isinstance(value, Tensor) else shown(value)
             raise ShapeError(f"{who} must give {name!r} as a tensor of one number, [], got {got}")
-    if method.objective is not None and method.objective not in given:
-        what = f"{who} lacks {method.objective!r}, the clients' objective, by which a divergence is noticed"
+    if objective is not None and objective not in given:
+        what = f"{who} lacks {objective!r}, the clients' objective, by which a divergence is noticed"
         raise StudyError(what, hint="its mean over clients as a tensor []; or objective = None in the class")
     return given
 

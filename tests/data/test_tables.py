@@ -545,6 +545,17 @@ def test_rows_of_a_program_are_held_out_as_given_or_the_last_ones() -> None:
         ({"a": (X / 0, Y)}, "'a'.*finite"),
     ],
 )
+def test_rows_of_a_program_that_cannot_be_used_name_their_client(clients: dict[str, Any], fragment: str) -> None:
+    with pytest.raises(DataError, match=fragment):
+        tables.of_clients(clients)
+
+
+def test_labels_of_a_program_are_whole_numbers_from_zero() -> None:
+    for y in (Y - 1, Y / 2):
+        with pytest.raises(DataError, match="'a': y must hold labels"):
+            tables.of_clients({"a": (X, y)}, task="classification")
+
+
 def test_rows_of_a_program_may_be_tables_and_columns_and_are_real_numbers_of_named_clients() -> None:
     frame = pd.DataFrame({"one": X[:, 0].numpy(), "two": X[:, 1].numpy()}, index=range(5, 5 + len(X)))
     column = pd.Series(Y.numpy(), index=frame.index)
@@ -562,14 +573,3 @@ def test_rows_of_a_program_may_be_tables_and_columns_and_are_real_numbers_of_nam
     ):
         with pytest.raises(DataError, match=said):
             tables.of_clients({client: wrong})  # type: ignore[dict-item]
-
-
-def test_rows_of_a_program_that_cannot_be_used_name_their_client(clients: dict[str, Any], fragment: str) -> None:
-    with pytest.raises(DataError, match=fragment):
-        tables.of_clients(clients)
-
-
-def test_labels_of_a_program_are_whole_numbers_from_zero() -> None:
-    for y in (Y - 1, Y / 2):
-        with pytest.raises(DataError, match="'a': y must hold labels"):
-            tables.of_clients({"a": (X, y)}, task="classification")

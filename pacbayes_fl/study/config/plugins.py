@@ -176,7 +176,7 @@ def metric_of(thing: Metric, name: str) -> Metric:
         if shape is None or tuple(shape) != (len(y),):
             got = type(scores).__name__ if shape is None else list(shape)
             raise ShapeError(f"the metric {name} must give a number per client, [{len(y)}], got {got}")
-        return torch.as_tensor(scores, dtype=torch.float64, device=y.device)
+        return torch.as_tensor(scores, dtype=torch.float64, device=y.device).detach()
 
     return replace(thing, function=checked)
 
