@@ -107,7 +107,10 @@ def array_of(part: object, client: str) -> object:
     given = part.to_numpy() if hasattr(part, "to_numpy") else part
     if str(getattr(given, "dtype", "")).removeprefix("torch.").startswith("complex"):
         raise DataError("its rows must be real numbers, got complex ones", client=client)
-    return np.ascontiguousarray(given) if isinstance(given, np.ndarray) else given
+    if not isinstance(given, np.ndarray):
+        return given
+    whole = np.ascontiguousarray(given)  # torch takes none that is reversed, and warns of one that is read-only
+    return whole if whole.flags.writeable else whole.copy()
 
 
 def numbers(cells: Cells, gaps: Collection[str] = (), hint: str | None = None) -> Numbers:
