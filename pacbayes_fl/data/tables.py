@@ -380,7 +380,7 @@ def of_clients(
             if x.dim() != 2 or y.shape != x.shape[:1] or x.shape[1:] != cells[0].shape[1:]:
                 raise DataError(f"must have x [m, d] and y [m], got {list(x.shape)} and {list(y.shape)}", client=name)
         rows[name] = torch.cat(cells[::2]), torch.cat(cells[1::2])
-        if len(parts) == 4:
+        if len(whole) == 4:
             split[name] = torch.arange(len(rows[name][1])) >= len(cells[1])
     widths = {name: x.shape[1] for name, (x, _) in rows.items()}
     first = next(iter(widths.values()), 0)
