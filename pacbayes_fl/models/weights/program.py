@@ -20,6 +20,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError, PacBayesFLError, StudyError
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.models.fixed_weights import FixedWeights, observed
+from pacbayes_fl.models.likelihoods import Categorical as Labels
 from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
 
 _ROWS = 8  # of each of at most three clients: enough to see a program's shapes, scales and mask
@@ -79,6 +80,7 @@ def prepared(model: WeightModel, batch: ClientBatch) -> ClientBatch:
         DataError: naming the client and row of a target that the likelihood forbids.
     """
     if isinstance(model, BayesianNetwork):
+        _require_labels(model, batch)
         return batch
     key = (batch.x.shape[2:], batch.x.dtype, batch.y.dtype)
     known: Mapping[Any, Targets] = getattr(model, "_targets", {})
@@ -94,6 +96,20 @@ def prepared(model: WeightModel, batch: ClientBatch) -> ClientBatch:
         return batch
     own = torch.where(batch.size > 0, batch.y[:, 0], targets.inner()).to(batch.y.dtype).unsqueeze(1)
     return replace(batch, y=torch.where(batch.mask, batch.y, own))
+
+
+def _require_labels(model: BayesianNetwork, batch: ClientBatch) -> None:
+    """Refuse targets that are no labels of a network of classes; their range where no device has to be asked."""
+    if not isinstance(model.likelihood, Labels):
+        return
+    classes = model.likelihood.classes
+    if batch.y.is_floating_point():
+        what = f"the network predicts one of {classes} classes, and targets are numbers of {batch.y.dtype}"
+        raise DataError(what, client=batch.names[0], hint="ClientBatch.pad(..., classes=C) takes labels")
+    if batch.y.device.type == "cpu" and bool((wrong := batch.mask & ((batch.y < 0) | (batch.y >= classes))).any()):
+        k, row = wrong.nonzero()[0].tolist()
+        what = f"y is {batch.y[k, row].item()} in row {row}, and the network's {classes} classes are 0 to {classes - 1}"
+        raise DataError(what, client=batch.names[k], hint="a network of as many classes as the data have")
 
 
 def _forbidden(targets: Targets, batch: ClientBatch, wrong: Tensor) -> DataError:

@@ -29,7 +29,7 @@ from pacbayes_fl.methods.pac_pfl.bnn import PacPFLBNN
 from pacbayes_fl.methods.tempered import Tempered
 from pacbayes_fl.methods.variational.pfedbayes import PFedBayes
 from pacbayes_fl.models.base import WeightModel, WeightPrior
-from pacbayes_fl.models.likelihoods import Gaussian
+from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.models.weights import program
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.posteriors.hyper_posterior import NetworkHyperPrior
@@ -508,3 +508,18 @@ def test_labels_are_observed_by_a_categorical_alone() -> None:
     labels = ClientBatch.pad([(x, (x[:, 0] > 0).long())], classes=2)
     with pytest.raises(StudyError, match="site 'y': labels are observed by a Bernoulli, which says nothing of classes"):
         program.check_program(Line(lambda f: d.Bernoulli(logits=f)), labels)
+
+
+@pytest.mark.parametrize(
+    ("classes", "said"),
+    [
+        (None, "client 'client_00': the network predicts one of 2 classes, and targets are numbers of torch.float64"),
+        (3, "client 'client_00': y is 2 in row 2, and the network's 2 classes are 0 to 1"),
+    ],
+)
+def test_a_network_of_classes_takes_labels_of_its_own(classes: int | None, said: str) -> None:
+    x = torch.linspace(-1, 1, 6).double().unsqueeze(1)
+    batch = ClientBatch.pad([(x, torch.arange(6) % 3)], classes=classes)
+    method = FedAvg(BayesianMLP((1, 2, 2), Categorical(2), torch.float64))
+    with pytest.raises(DataError, match=said):
+        engine.run_rounds(method, batch, FederationPlan(rounds=1))
