@@ -25,7 +25,7 @@ BLANK: Final = frozenset({""})
 GAPS: Final = frozenset({"", "nan", "-nan", "na", "n/a", "<na>", "#n/a", "null", "none", "nat", "-"})
 """What says in lower case that a value is missing, where it may be."""
 
-_UNNAMED: Final = re.compile(r"|Unnamed: \d+(\.\d+)*|rownames")
+_UNNAMED: Final = re.compile(r"|Unnamed: \d+(\.\d+)*|rownames|__index_level_\d+__")
 _TRUE_OR_FALSE: Final = MappingProxyType({"true": 1.0, "false": 0.0})
 
 

@@ -36,7 +36,7 @@ def read(path: Path) -> tuple[dict[str, list[Any]], list[str]]:
     memory.require(_PER_BYTE * path.stat().st_size, f"{path}, read,", "keep fewer rows or columns", DataError)
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:  # without the mark that Excel puts first
-            separator = _separator(stream.readline())
+            separator = _separator(stream.readline(), stream.readline())
             stream.seek(0)
             reader = csv.reader(stream, delimiter=separator)
             names = distinct(path, next(reader, []))
@@ -59,8 +59,15 @@ def read(path: Path) -> tuple[dict[str, list[Any]], list[str]]:
     return (columns if separator == "," else _with_points(path, columns, places)), places
 
 
-def _separator(header: str) -> str:
-    """Find what stands between the names of the columns."""
+def _separator(header: str, second: str) -> str:
+    """Find what stands between the names of the columns, and as often between the values of a row."""
+    counts = {}
+    for one in (",", ";", "\t"):
+        names, values = (len(next(csv.reader([line], delimiter=one), [])) for line in (header, second))
+        if names > 1 and values == names:
+            counts[one] = names
+    if counts:
+        return max(counts, key=lambda one: counts[one])
     if len(next(csv.reader([header]), [])) > 1:
         return ","
     return next((one for one in (";", "\t") if one in header), ",")

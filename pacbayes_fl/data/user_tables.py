@@ -150,7 +150,8 @@ def read_table(
         columns[layout.client] = [default_client] * len(places)
     wanted = layout.wanted([*columns], made, () if made is not None else _empty(path, columns, layout))
     past_known = () if past is None else past.columns
-    needed = [one.source for one in wanted if not one.of_time and one.source not in past_known]
+    known = [one for one in wanted if one.kind in DERIVED and one.source in past_known]
+    needed = [one.source for one in wanted if not one.of_time and one not in known]
     roles = [layout.client, *([layout.target] if need_target else [])]
     roles += [layout.time] if layout.time and (made is None or any(one.kind in DERIVED for one in wanted)) else []
     for name in (*roles, *needed):

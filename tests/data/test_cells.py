@@ -43,6 +43,7 @@ def test_what_is_no_number_is_named_with_its_place(value: object) -> None:
     [
         ("", ["1", "2", "3"], True),
         ("Unnamed: 0", [0.0, 1.0, 2.0], True),
+        ("__index_level_0__", [0.0, 3.0, 4.0], True),
         ("Unnamed: 0.1", ["7", "3", "12"], True),
         ("", ["0", "1", "2", "0", "1", "0"], True),
         ("rownames", ["Mazda RX4", "Datsun 710"], True),

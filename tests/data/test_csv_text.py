@@ -47,6 +47,12 @@ def test_commas_stay_what_they_are_between_commas(tmp_path: Path) -> None:
     assert csv_text.read(tmp_path / "t.csv")[0] == {"client": ["a"], "x": ["1,5"]}  # which no number is
 
 
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_a_comma_in_the_name_of_a_column_is_no_separator(separator: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(separator.join(("client", "x", "power, net\na", "1,5", "2,5\n")))
+    assert csv_text.read(tmp_path / "t.csv")[0] == {"client": ["a"], "x": ["1.5"], "power, net": ["2.5"]}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -173,9 +173,10 @@ def pad(known: Served, client: str, x: Tensor, y: Tensor) -> ClientBatch:
 def new_rows(known: Served, group: ScaledGroup, table: user_tables.Table, path: Path | str) -> NewRows:
     """Find the rows of a table that its client has not learned from.
 
-    Rows are compared in the model's units, and by their times where both are known: equal rows of different times are
-    different rows. With `data.duplicate_rows` = "refuse" a row counts once, with "allow" as often as the table has it
-    more often than the client.
+    Where times are known, and each row has one of its own, it says whether a row is known: what is made of other rows
+    may have changed since. Else rows are compared in the model's units, and by their times: equal rows of different
+    times are different rows. With `data.duplicate_rows` = "refuse" a row counts once, with "allow" as often as the
+    table has it more often than the client.
 
     Args:
         known: the run.
@@ -188,6 +189,9 @@ def new_rows(known: Served, group: ScaledGroup, table: user_tables.Table, path: 
 
     Raises:
         DataError: when targets are missing or out of bounds, or times of another kind.
+
+    Warns:
+        UserWarning: of known times with other targets than were learned.
     """
     client = group.train.names[0]
     table = user_rows.without_gaps(table, client)
@@ -201,9 +205,12 @@ def new_rows(known: Served, group: ScaledGroup, table: user_tables.Table, path: 
     more = pad(known, client, x, y)
     check_targets(more, known.shared, table.place)
     times = None if table.times is None else table.times[client]
-    exact, near = _numbers(known, group, more, times, table.time_kind, path)
+    exact, near, by_time = _numbers(known, group, more, times, table.time_kind, path)
     once, had = known.study.data.duplicate_rows == "refuse", len(exact) - len(y)
     fresh = torch.tensor(_unseen(near, had, once), dtype=torch.bool)
+    if by_time:
+        learned = dict(zip(near[:had].tolist(), group.raw.train.y[0, :had].tolist(), strict=True))
+        user_rows.say_corrected(table, client, [learned.get(number) for number in near[had:].tolist()], path)
     seen = set(exact[:had].tolist())
     repeats = 0
     for number, is_new in zip(exact[had:].tolist(), fresh.tolist(), strict=True):
@@ -230,15 +237,15 @@ def learned_from(known: Served, group: ScaledGroup, more: ClientBatch, times: Te
     Raises:
         DataError: when times are of another kind.
     """
-    _, near = _numbers(known, group, more, times, kind, "the table")
+    _, near, _ = _numbers(known, group, more, times, kind, "the table")
     had = len(near) - int(more.mask.sum())
     return torch.from_numpy(np.isin(near[had:], near[:had]))
 
 
 def _numbers(
     known: Served, group: ScaledGroup, more: ClientBatch, times: Tensor | None, kind: str, path: Path | str
-) -> tuple[Array, Array]:
-    """Number a client's rows and, behind them, others: equal numbers for equal rows, and for near-twins."""
+) -> tuple[Array, Array, bool]:
+    """Number a client's rows and, behind them, others: equal rows alike, and near-twins, or if so said equal times."""
     own = group.raw.times
     if own is not None and times is not None and known.schema.time_kind not in ("", kind):  # no row would be known
         what = f"{path}: its times are of the kind {kind!r}, and those of the run of {known.schema.time_kind!r}"
@@ -249,7 +256,9 @@ def _numbers(
     if own is not None and times is not None:
         when = torch.cat((own.train[0][: len(old)].double(), times.double())).numpy()
         rows, width = np.column_stack((rows, when)), np.append(width, 0.0)
-    return twins.clusters(rows, np.zeros_like(width)), twins.clusters(rows, width)
+        if all(len(np.unique(part)) == len(part) for part in (when[: len(old)], when[len(old) :])):
+            return twins.clusters(rows, np.zeros_like(width)), np.unique(when, return_inverse=True)[1], True
+    return twins.clusters(rows, np.zeros_like(width)), twins.clusters(rows, width), False
 
 
 def _unseen(numbers: Array, had: int, once: bool) -> list[bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -238,3 +239,24 @@ def require_all(table: user_tables.Table, client: str, ask: Tensor) -> None:
         what = f"{len(bad)} of its {int(ask.sum())} rows to predict lack a value: {lacks(table, client, bad)}"
         hint = "fill them in, or leave these rows out; a forecast of a whole table leaves such predictions blank"
         raise DataError(with_lags(what), client=client, hint=hint)
+
+
+def say_corrected(table: user_tables.Table, client: str, learned: Sequence[float | None], path: Path | str) -> None:
+    """Warn of rows that come with another target than a client has learned at their times.
+
+    Args:
+        table: with the rows of the client.
+        client: its name.
+        learned: the target at the time of each of these rows [m]; None where it has learned none.
+        path: of the table.
+
+    Warns:
+        UserWarning: saying how many there are, and where the first one stands.
+    """
+    now = table.clients[client][1].tolist()
+    pairs = enumerate(zip(learned, now, strict=True))
+    other = [at for at, (one, y) in pairs if one is not None and not math.isclose(one, y, rel_tol=1e-6)]
+    if other:
+        what = f"{client}: {counted(len(other), 'row')} of {path}, the first at {table.place(client, other[0])}"
+        text = "another target than was learned at that time: left out, as what was learned stays"
+        warnings.warn(f"{what}, with {text}", stacklevel=caller_stacklevel())

@@ -47,6 +47,43 @@ def test_rows_that_were_learned_from_are_known_again(trained: run.Trained) -> No
     assert seen.tolist() == [True] * len(TRAIN) + [False] * 3
 
 
+def hourly(drop: int | None = None, until: int = 40) -> list[Row]:
+    """Two houses by the hour, of one of which an hour comes late."""
+    return [
+        {
+            "client": name,
+            "when": f"2024-05-{1 + hour // 24:02d} {hour % 24:02d}:00",
+            "x": hour % 7,
+            "y": (hour * k) % 11,
+        }
+        for k, name in ((3, "one"), (5, "two"))
+        for hour in range(until)
+        if (name, hour) != ("one", drop)
+    ]
+
+
+def test_a_row_is_known_by_its_time_whatever_came_late_or_was_corrected(tmp_path: Path) -> None:
+    features = 'data.features=["x", "roll:4h"]'
+    study = on_csv(write_csv(tmp_path / "rows.csv", hourly(12, 30)), "data.time=when", features, "method.name=ridge")
+    run.run(study, tmp_path / "run")
+    trained = run.open_run(tmp_path / "run")
+    known, (group, _) = served(trained), members_of(trained, "existing", ["one"])
+    learned = len(group.raw.train.y[0])
+
+    def found(table: list[Row]) -> arrivals.NewRows:
+        written = write_csv(tmp_path / "later.csv", [row for row in table if row["client"] == "one"])
+        return arrivals.new_rows(known, group, arrivals.read(known, written, True, None), written)
+
+    whole = found(hourly())
+    assert whole.found.new + learned == whole.found.new + whole.found.repeats + whole.found.twins
+    assert whole.found.twins > 0  # hours after the one that came late have another mean of the last hours
+    wrong = [{**row, "y": row["y"] + 1} if row["when"].endswith(" 20:00") else row for row in hourly()]
+    with pytest.warns(
+        UserWarning, match=r"^one: 1 row of .*later.csv, the first at line 21, with another target than was"
+    ):
+        assert found(wrong).found.new == whole.found.new
+
+
 @pytest.mark.parametrize("name", ["pfedbayes", "fedavg", "ridge"])
 def test_later_rows_change_a_prediction_or_are_refused(name: str, tmp_path: Path) -> None:
     table = [row for row in rows(sizes=(6, 7), new=(6,))]
