@@ -68,19 +68,17 @@ def test_a_row_is_known_by_its_time_whatever_came_late_or_was_corrected(tmp_path
     run.run(study, tmp_path / "run")
     trained = run.open_run(tmp_path / "run")
     known, (group, _) = served(trained), members_of(trained, "existing", ["one"])
-    learned = len(group.raw.train.y[0])
+    learned = int(group.raw.train.mask.sum())
 
     def found(table: list[Row]) -> arrivals.NewRows:
         written = write_csv(tmp_path / "later.csv", [row for row in table if row["client"] == "one"])
         return arrivals.new_rows(known, group, arrivals.read(known, written, True, None), written)
 
     whole = found(hourly())
-    assert whole.found.new + learned == whole.found.new + whole.found.repeats + whole.found.twins
+    assert whole.found.repeats + whole.found.twins == learned and whole.found.new == 39 - learned
     assert whole.found.twins > 0  # hours after the one that came late have another mean of the last hours
     wrong = [{**row, "y": row["y"] + 1} if row["when"].endswith(" 20:00") else row for row in hourly()]
-    with pytest.warns(
-        UserWarning, match=r"^one: 1 row of .*later.csv, the first at line 21, with another target than was"
-    ):
+    with pytest.warns(UserWarning, match=r"^one: 1 row of .*later.csv, the first at line 2., with another target"):
         assert found(wrong).found.new == whole.found.new
 
 
