@@ -149,8 +149,7 @@ def read_table(
     if layout.client not in columns and default_client is not None:
         columns[layout.client] = [default_client] * len(places)
     wanted = layout.wanted([*columns], made, () if made is not None else _empty(path, columns, layout))
-    past_known = () if past is None else past.columns
-    known = [one for one in wanted if one.kind in DERIVED and one.source in past_known]
+    known = () if past is None else [one for one in wanted if one.kind in DERIVED and one.source in past.columns]
     needed = [one.source for one in wanted if not one.of_time and one not in known]
     roles = [layout.client, *([layout.target] if need_target else [])]
     roles += [layout.time] if layout.time and (made is None or any(one.kind in DERIVED for one in wanted)) else []
