@@ -98,6 +98,8 @@ def say_unfinished(trained: Trained) -> None:
         at = f"what follows is of round {trained.round} of {trained.study.plan.rounds}"
         if run_failures.read(folder) is not None:
             said = f"holds a run that ended in an error: {at}"
+        elif trained.round >= trained.study.plan.rounds:
+            said = "has no scores yet, or goes on to more rounds (run the study with --resume to write them)"
         else:
             said = f"has not been finished: {at} (run the study with --resume to finish it)"
         say(f"warning: {folder} {said}", file=sys.stderr)

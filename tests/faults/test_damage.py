@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -244,7 +245,9 @@ def test_a_run_that_is_alive_is_looked_at_without_a_false_alarm(
     capsys.readouterr()
     for copy in distinct(copies)[::5]:
         assert cli.main(["predict", str(copy), "--client", "poly_00", "--data", "ask.csv", "--quiet"]) == 0
-        assert capsys.readouterr().err == ""
+        lines = capsys.readouterr().err.splitlines()
+        alive = [line for line in lines if re.search("run has (not been finished|no scores yet)", line)]
+        assert lines == alive and len(alive) <= 1
 
 
 # what was lost, and a newest round that is damaged --------------------------------------------------------------
