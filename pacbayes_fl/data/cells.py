@@ -98,10 +98,8 @@ def array_of(part: object, client: str) -> object:
         The tensor, an array in one piece, or anything else as it is.
 
     Raises:
-        DataError: when the name is no text, numbers are complex, or some are masked.
+        DataError: when numbers are complex, or some are masked.
     """
-    if not isinstance(client, str):
-        raise DataError(f"names of clients are texts, got {client!r} of type {type(client).__name__}", hint="str(name)")
     if isinstance(part, np.ma.MaskedArray) and bool(np.ma.getmaskarray(part).any()):
         raise DataError("some of its numbers are masked", client=client, hint="leave these rows out, or fill them")
     given = part.to_numpy() if hasattr(part, "to_numpy") else part

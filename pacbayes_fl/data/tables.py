@@ -368,6 +368,8 @@ def of_clients(
     """
     rows, split = dict[str, tuple[Tensor, Tensor]](), dict[str, Tensor]()
     for name, parts in clients.items():
+        if not isinstance(name, str):
+            raise DataError(f"names of clients are texts, got {name!r} of type {type(name).__name__}", hint="str(name)")
         whole = [array_of(part, name) for part in parts]
         if len(whole) not in (2, 4):
             what = f"must have (x, y) or (x, y, test x, test y), got {len(whole)} parts"

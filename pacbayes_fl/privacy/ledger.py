@@ -433,8 +433,8 @@ def _read(path: Path) -> tuple[Entries, float | None, str | None, Keys]:
 def _paid(path: Path) -> tuple[Entries, float | None, str | None, Keys, dict[str, Release | None], bool]:
     """Read a ledger, count the releases beside it that a crash left out, and say whether there are any."""
     entries, delta, randomness, keys = _read(path)
-    before = list(entries)
     found = {name: _read_release(path.with_name(file_of(name)), entries) for name in (ROUND, *OUTSIDE)}
+    before = list(entries)  # with one more for a release that is damaged, which the next one to be paid for writes down
     for one in sorted((one for one in found.values() if one is not None), key=lambda one: one.serial):
         if one.serial == sum(count for _, count in entries):
             entries = _with(entries, one.charge)

@@ -67,6 +67,9 @@ NODES: Final = "nodes.json"
 RELEASED: Final = "released.json"
 """The file of a release, which is no run folder, that says what it is."""
 
+RELEASED_MODEL: Final = "server.safetensors"
+"""The file of a release that holds the model, and of no run folder."""
+
 FOLDERS: Mapping[str, str] = MappingProxyType(
     {
         "checkpoints": "the state, of every client too",

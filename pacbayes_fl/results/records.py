@@ -22,7 +22,7 @@ from pacbayes_fl.errors import StudyError, counted, kinds_checked, meant, shown
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.results import calibration, run_failures
 from pacbayes_fl.results.client_rows import FIXED, GROUPS, ClientRow, ClientRows, members, read_csv
-from pacbayes_fl.results.folder import FILES, RELEASED, refuse_links
+from pacbayes_fl.results.folder import FILES, RELEASED, RELEASED_MODEL, refuse_links
 from pacbayes_fl.results.frames import frame
 from pacbayes_fl.results.manifest import put, put_written, verify
 from pacbayes_fl.results.rounds import RoundRecord, read_rounds, readable, to_line, typed
@@ -335,7 +335,7 @@ def no_run(folder: Path, missing: str) -> StudyError:
         usual = "run compare again with the same --out: finished runs are read"
         what, hint = run_failures.unfinished(folder, f"{folder} holds a comparison that has not finished", usual)
         return StudyError(what, hint=hint)
-    if (folder / "server.safetensors").is_file() and not (folder / "manifest.json").is_file():
+    if (folder / RELEASED_MODEL).is_file() and not (folder / "manifest.json").is_file():
         what = f"{folder} holds what is left of a release that was stopped: {RELEASED} is missing"
         return StudyError(what, hint="remove it, and release the run again")
     if any((folder / name).is_file() for name in FILES):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -91,6 +92,18 @@ def _checksums(cells: Cells) -> Cells:
         mixed = (mixed ^ column) * _ODD
         mixed ^= mixed >> np.uint64(29)
     return mixed
+
+
+def of_dataset(dataset: tables.Dataset) -> str:
+    """Fingerprint all rows of all clients together, to tell data sets apart.
+
+    Args:
+        dataset: all rows.
+
+    Returns:
+        SHA-256 in hexadecimal digits.
+    """
+    return hashlib.sha256(json.dumps(of_all_rows(dataset, ""), sort_keys=True).encode()).hexdigest()
 
 
 def of_all_rows(dataset: tables.Dataset, salt: str) -> dict[str, list[str]]:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -191,11 +190,11 @@ def asked(
     table, where = read_table(path)
     made = {name: Study.from_table(table, where, [*sets, f"method.name={name}"]) for name in methods}
     studies = {name: study.table() for name, study in made.items()}
-    prints = json.dumps(fingerprints.of_all_rows(load(made[methods[0]]), "00"), sort_keys=True)
+    rows = fingerprints.of_dataset(load(made[methods[0]]))
     varied = {name: {key: repr(space) for key, space in searched(path, name, sets).items()} for name in methods}
     numbers = {"folds": folds, "seed": studies[methods[0]]["seed"], "score": score, "budget": budget}
     result: JsonTable = json.loads(json.dumps({**numbers, "methods": list(methods), "search": varied}))
-    return result | {"studies": json.loads(json.dumps(studies)), "rows": sha256(prints.encode()).hexdigest()}
+    return result | {"studies": json.loads(json.dumps(studies)), "rows": rows}
 
 
 def searched(path: Path | str, method: str, sets: Sequence[str] = ()) -> Search:

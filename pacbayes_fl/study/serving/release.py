@@ -28,7 +28,7 @@ from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.privacy import ledger
 from pacbayes_fl.results import run_failures, sealed
-from pacbayes_fl.results.folder import NODES, RELEASED
+from pacbayes_fl.results.folder import NODES, RELEASED, RELEASED_MODEL
 from pacbayes_fl.study import residuals
 from pacbayes_fl.study.file import Study, read_table
 from pacbayes_fl.study.prepare import build, device_of
@@ -47,7 +47,6 @@ SIGN: Final = RELEASED
 KIND: Final = sealed.Kind("release", SIGN, FORMAT_VERSION, "release the run anew")
 
 WITHHELD: Final = "withheld"
-_MODEL: Final = "server.safetensors"
 _LABELS: Final = (
     *("feature_name", "feature_unit", "target_name", "target_unit", "classes", "band", "model", "scaling"),
     "averaged",
@@ -157,7 +156,7 @@ def release(folder: Path, out: Path, public_scaling: bool = False) -> str:
         what = f"the server of {name} holds {known.method.server_holds}, which a release would give to everybody"
         raise StudyError(what, hint="release a run of a method whose server holds what clients share")
     model = public.to_bytes(known.method, known.server, known.study.seed)
-    files = {"study.toml": _study(known).to_toml().encode(), _MODEL: model}
+    files = {"study.toml": _study(known).to_toml().encode(), RELEASED_MODEL: model}
     if not known.schema.feature_shape:
         files[scaling.FILE] = scaling.to_json(_public(known, public_scaling), known.schema)
     if known.errors.learned:
@@ -268,7 +267,7 @@ def open_release(folder: Path | str) -> Served:
         dtype, raw = (getattr(torch, name) for name in about["dtypes"])
         schema = tables.Dataset({}, features, target, _class_names(about), about["classes"], shape)
         method, _ = build(study, schema)
-        flat = safetensors.torch.load(files[_MODEL])
+        flat = safetensors.torch.load(files[RELEASED_MODEL])
         start = method.init_server(torch.Generator().manual_seed(study.seed))
         server = tensors.unleaves(start, flat, exact=False)
     except (*UNREADABLE, SafetensorError, ShapeError) as error:
