@@ -19,7 +19,7 @@ from pacbayes_fl.errors import ClientError, NumericalError, StudyError, caller_s
 from pacbayes_fl.federation import engine, federation_state, personalisation
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods import HeldOutChoice
-from pacbayes_fl.noise import Noise, generator_from_text
+from pacbayes_fl.noise import Noise
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study import residuals
 from pacbayes_fl.study.config.choices import NOISE, ROUNDS, TEMPERATURE, candidates, with_value
@@ -27,14 +27,12 @@ from pacbayes_fl.study.config.gp_model import GPModel
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.search.leakage import told
-from pacbayes_fl.study.search.path import MARKS, follow
+from pacbayes_fl.study.search.path import MARKS
 from pacbayes_fl.study.search.path import Path as Along
+from pacbayes_fl.study.search.paths import Paths
 from pacbayes_fl.study.search.scores import HeldOutScore
 
 _FOLDS = 5
-_CLIENTS: Final = 256
-"""That paths are followed of: each costs the rounds of a run, and a mean over as many is exact enough."""
-
 _MARGINS = MappingProxyType(
     {
         "mean": "",
@@ -112,7 +110,7 @@ def choose(
         if on_trial is not None:
             on_trial(RoundRecord(0, train.clients, values={name: score}))
 
-    notes, paths = JsonTable(), _Paths(dataset, study.seed)
+    notes, paths = JsonTable(), Paths(dataset, study.seed)
     if NOISE in study.held_out and not train.y.is_floating_point():
         usual = candidates(study, NOISE)[0]
         study = with_value(study, NOISE, usual)
@@ -190,47 +188,8 @@ def _spared(study: Study, dataset: tables.Dataset) -> _Spared | None:
     return _Spared(own, *_FIFTH)
 
 
-class _Paths:
-    """Paths of federations on the same data, each of which is followed once; `whose` says of which of many clients."""
-
-    def __init__(self, dataset: tables.Dataset, seed: int) -> None:
-        few, count = _fewer(dataset, seed), dataset.groups["existing"].train.clients
-        self.whose = "" if few is dataset else f"; by {_CLIENTS} of the {count} clients"
-        self._dataset, self._known = few, list[tuple[Study, Sequence[int], Along]]()
-
-    def __call__(
-        self,
-        study: Study,
-        marks: Sequence[int],
-        tell: Callable[[int, float], None] | None = None,
-        rival: Along | None = None,
-        final: bool = True,
-    ) -> Along:
-        """Follow the path of a study, or give it again."""
-        for one, at, path in self._known:
-            if one == study and at == marks:
-                if tell is not None:
-                    for mark, score in path.scores.items():
-                        tell(mark, score)
-                return path
-        path = follow(study, self._dataset, marks, tell, rival=rival, final=final and ROUNDS in study.held_out)
-        self._known.append((study, marks, path))
-        return path
-
-
-def _fewer(dataset: tables.Dataset, seed: int) -> tables.Dataset:
-    """Draw some of many clients that train, of those first that have a row to spare: the others would say the same."""
-    group = dataset.groups["existing"]
-    if group.train.clients <= _CLIENTS:
-        return dataset
-    order = split.shuffled(group.train, generator_from_text(f"held-out clients/{seed}"))
-    single = (group.train.size.cpu() < 2)[order]
-    drawn = order[single.argsort(stable=True)][:_CLIENTS]
-    return replace(dataset, groups={**dataset.groups, "existing": group.select(drawn.sort().values)})
-
-
 def _along_paths(
-    study: Study, asked: HeldOutChoice, paths: _Paths, tell: Callable[[str, float], None]
+    study: Study, asked: HeldOutChoice, paths: Paths, tell: Callable[[str, float], None]
 ) -> tuple[Study, JsonTable]:
     """Train short federations for every candidate, without some clients and rows; each counts by its best round."""
     usual, *_ = every_one = candidates(study, asked)
@@ -239,10 +198,12 @@ def _along_paths(
     whole = ROUNDS in study.held_out and asked.whole
     marks = _from_start(study, candidates(study, ROUNDS) if whole else some)
     left_behind = asked.early or asked.better == "clearly"
+    until = _settled_after(study) if NOISE in study.held_out and ROUNDS not in study.held_out else 0
     scores, known, causes = {}, dict[object, Along](), list[str]()
     for candidate in every_one:
         trial = first(with_value(study, asked, candidate), but=(ROUNDS, NOISE, TEMPERATURE))
-        path = known[candidate] = paths(trial, marks, rival=known.get(usual) if left_behind else None, final=whole)
+        rival = known.get(usual) if left_behind else None
+        path = known[candidate] = paths(trial, marks, rival=rival, final=whole, until=until)
         scores[candidate] = math.nan if path.best is None else path.scores[path.best]
         causes += [] if path.failure is None else [path.failure]
         tell(f"{asked.key}={candidate}", scores[candidate])
@@ -263,12 +224,11 @@ def _from_start(study: Study, marks: Sequence[int]) -> Sequence[int]:
 
 
 def _rounds(
-    study: Study, paths: _Paths, tell: Callable[[str, float], None], asked: Sequence[HeldOutChoice]
+    study: Study, paths: Paths, tell: Callable[[str, float], None], asked: Sequence[HeldOutChoice]
 ) -> tuple[Study, JsonTable]:
     """Choose the number of rounds, or the noise, or both along one path, with the first candidates of what is open."""
     trial = first(study, but=(ROUNDS, NOISE, TEMPERATURE))
-    settled = min(study.plan.rounds, max(_SETTLED, study.plan.rounds // 2))
-    marks = _from_start(study, candidates(study, ROUNDS)) if ROUNDS in study.held_out else (settled,)
+    marks = _from_start(study, candidates(study, ROUNDS)) if ROUNDS in study.held_out else (_settled_after(study),)
     path = paths(trial, marks, lambda mark, score: tell(f"{ROUNDS.key}={mark}", score))
     if path.best is None:
         if path.failure is not None:
@@ -295,6 +255,11 @@ def _rounds(
         study = with_value(study, one, notes[one.key]["chosen"])
         tell(one.option, notes[one.key]["chosen"])
     return study, {one.key: notes[one.key] for one in asked}
+
+
+def _settled_after(study: Study) -> int:
+    """After how many rounds of a run of known length its noise is chosen."""
+    return min(study.plan.rounds, max(_SETTLED, study.plan.rounds // 2))
 
 
 def _finite(scores: Mapping[Any, float]) -> dict[str, float | None]:

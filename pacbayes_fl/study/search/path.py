@@ -66,6 +66,7 @@ class Path:
         noise: where that is still to be chosen, means over clients by standard deviation of the noise, a tenth of the
             clients left out at either end: in units of few rows some are far off, and would decide for all how sure to
             be. Then `scores` are those of the best, and `clients` are under it.
+        federations: what it was followed of, where it is to go on later.
     """
 
     scores: Mapping[int, float] = field(default_factory=dict)
@@ -75,6 +76,7 @@ class Path:
     clients: Mapping[int, Sequence[float]] = field(default_factory=dict)
     errors: Mapping[int, Sequence[float]] = field(default_factory=dict)
     noise: Mapping[int, Mapping[float, float]] = field(default_factory=dict)
+    federations: Sequence[_Trial] = field(default=(), repr=False, compare=False)
 
     @property
     def trained(self) -> int | None:
@@ -227,6 +229,8 @@ def follow(
     parts: Sequence[int] = range(PARTS),
     rival: Path | None = None,
     final: bool = False,
+    until: int = 0,
+    after: Path | None = None,
 ) -> Path:
     """Train federations without some of the clients and rows, and score these after several numbers of rounds.
 
@@ -242,6 +246,8 @@ def follow(
         rival: path of federations of the same clients; none where the whole path is wanted.
         final: whether the rounds of the run are chosen along it, so that its errors have a shape that held-out rows
             say. Where most of these are an extrapolation, it is that of another distance, and rows are scored without.
+        until: rounds up to which its federations may go on later; they are not kept where these are no more.
+        after: path of the same study that was kept so, whose federations go on and are used up.
 
     Returns:
         The path; without any score where nobody has rows to hold out.
@@ -258,7 +264,8 @@ def follow(
             counted = final and residuals.shared(study)
             shaped = counted and not any(map(beyond_training, filter(None, dealt)))
             known = [(_weighed(study, one, dataset), one) for one in dealt if one is not None]
-            trials = [_Trial(*one, marks, counted, shaped) for one in known]
+            ends = *marks, until
+            trials = after.federations if after is not None else [_Trial(*one, ends, counted, shaped) for one in known]
             name = trials[0].method.objective
             for mark in sorted(marks):
                 reached = [trial.advance(mark) for trial in trials]
@@ -284,7 +291,7 @@ def follow(
                 last = scores[mark]
         except (ClientError, NumericalError) as error:
             return Path(scores, objectives, name, str(error), clients, errors, noise)
-    return Path(scores, objectives, name, None, clients, errors, noise)
+    return Path(scores, objectives, name, None, clients, errors, noise, trials if until > max(marks) else ())
 
 
 def _weighed(study: Study, part: tables.Dataset, whole: tables.Dataset) -> Study:

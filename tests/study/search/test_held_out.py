@@ -30,7 +30,7 @@ from pacbayes_fl.study.config.parts import FederationPart
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
-from pacbayes_fl.study.search import choice_file, held_out
+from pacbayes_fl.study.search import choice_file, held_out, paths
 from pacbayes_fl.study.search.held_out import choose
 from pacbayes_fl.study.search.path import Path as Along
 from pacbayes_fl.study.search.path import follow
@@ -411,59 +411,11 @@ def test_the_number_of_rounds_is_the_best_of_one_path(few: None) -> None:
     ]
 
 
-@pytest.mark.slow
-def test_paths_are_of_some_of_many_clients_of_those_first_that_have_a_row_to_spare(
-    few: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Which ones depends on the seed alone; a run trains on all, and says how many chose."""
-    rows = [
-        {"client": f"c{k}", "split": part, "x": at + k / 8 + (part == "test") / 2, "y": math.sin(at * (k + 1))}
-        for k in range(12)
-        for part, count in (("train", 1 if k < 4 else 6), ("test", 2))
-        for at in range(count)
-    ]
-    table = {**tiny().table(), "data": {"source": str(write_csv(tmp_path / "rows.csv", rows))}}
-    table["federation"] = {"device": "cpu", "threads": 1}
-    seen: list[tuple[str, ...]] = []
-
-    def watched(study: Study, dataset: tables.Dataset, *rest: Any, **more: Any) -> Along:
-        seen.append(tuple(dataset.groups["existing"].train.names))
-        return follow(study, dataset, *rest, **more)
-
-    monkeypatch.setattr(held_out, "follow", watched)
-    monkeypatch.setattr(held_out, "_CLIENTS", 6)
-    for seed in (0, 0, 1):
-        study = Study.from_table({**table, "seed": seed}, "own.toml")
-        with pytest.warns(UserWarning, match="all training rows are one"):
-            _, notes = choose(study, load(study))
-        assert notes["federation.rounds"]["rule"].endswith("; by 6 of the 12 clients")
-    drawn = sorted(set(seen), key=seen.index)
-    assert len(drawn) == 2 and all(list(one) == sorted(one, key=lambda name: int(name[1:])) for one in drawn)
-    assert all(len(one) == 6 and not {"c0", "c1", "c2", "c3"} & {*one} for one in drawn)
-    monkeypatch.setattr(held_out, "_CLIENTS", 12)
-    with pytest.warns(UserWarning, match="all training rows are one"):
-        _, notes = choose(study, load(study))
-    assert len(seen[-1]) == 12 and "of the 12 clients" not in notes["federation.rounds"]["rule"]
-
-
-def test_which_of_many_clients_choose_does_not_depend_on_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_out, "_CLIENTS", 2)
-    given = load(tiny())
-    group = given.groups["existing"]
-    turned = group.select(torch.arange(group.train.clients - 1, -1, -1))
-    drawn = [
-        {*held_out._fewer(replace(given, groups={"existing": one}), seed).groups["existing"].train.names}
-        for seed in range(5)
-        for one in (group, turned)
-    ]
-    assert drawn[::2] == drawn[1::2] and len({*map(frozenset, drawn)}) > 1
-
-
 def test_no_round_is_taken_where_the_regression_is_better_than_any(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def along(*_: object, **__: object) -> Along:
         return Along({0: -1.0, 2: -2.0, 4: -3.0}, clients={k: (-k, -k, -k) for k in (0, 2, 4)})
 
-    monkeypatch.setattr(held_out, "follow", along)
+    monkeypatch.setattr(paths, "follow", along)
     one = tiny("federation.rounds=held-out", "model.linear=ridge")
     with pytest.warns(
         UserWarning, match="no round improves on the regression .* -1 nats per row and -2 after 2; 0 are"
@@ -517,7 +469,7 @@ def test_lines_have_to_be_better_in_the_mean_a_wide_hyper_prior_for_most_and_a_n
         clients = gains if getattr(options, option) == other else (0.0, 0.0, 0.0)
         return Along({max(marks): sum(clients) / 3}, clients={max(marks): clients})
 
-    monkeypatch.setattr(held_out, "follow", along)
+    monkeypatch.setattr(paths, "follow", along)
     one = tiny(f"{key}=held-out", "federation.rounds=50")
     (usual,) = {candidate for asked in one.held_out for candidate in candidates(one, asked)} - {other}
     settled, notes = choose(one, load(one))
@@ -543,7 +495,7 @@ def test_a_wide_hyper_prior_is_judged_at_its_best_round_along_the_path_that_the_
         ends = {marks[0]: -1.0, marks[-1]: -0.5 if options.hyper_prior_std == 1.0 else -0.9}
         return Along(ends, clients={mark: (at, at + 1e-3, at - 1e-3) for mark, at in ends.items()})
 
-    monkeypatch.setattr(held_out, "follow", along)
+    monkeypatch.setattr(paths, "follow", along)
     one = tiny("method.hyper_prior_std=held-out", "federation.rounds=held-out")
     settled, _ = choose(one, load(one))
     assert settled == tiny("method.hyper_prior_std=1.0", "federation.rounds=200")
@@ -563,7 +515,7 @@ def test_lines_are_left_where_networks_leave_them_behind(monkeypatch: pytest.Mon
         rivals.append(rival)
         return Along({marks[-1]: 0.0}, clients={marks[-1]: (0.0, 0.0)})
 
-    monkeypatch.setattr(held_out, "follow", along)
+    monkeypatch.setattr(paths, "follow", along)
     one = tiny("model.networks=held-out", "federation.rounds=held-out")
     choose(one, load(one))
     assert [rival is not None for rival in rivals] == [False, True]
@@ -636,7 +588,7 @@ def test_rows_that_cannot_be_spared_leave_the_usual_number(few: None) -> None:
 def test_held_out_rows_whose_likelihood_is_no_number_are_not_said_to_be_missing(
     key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_out, "follow", lambda *_, **__: Along({1: math.nan, 2: math.nan}))
+    monkeypatch.setattr(paths, "follow", lambda *_, **__: Along({1: math.nan, 2: math.nan}))
     study = tiny("method.name=pfedgp", f"{key}=held-out")
     with pytest.warns(UserWarning, match=r", as usual: the likelihood of held-out rows is not finite; check the col"):
         choose(study, load(study))
@@ -699,12 +651,12 @@ def test_a_file_of_ones_own_from_training_to_certificates(few: None, tmp_path: P
 
 def test_a_fall_of_the_likelihood_is_said_and_kept(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
     falls = Along({2: -1.0, 4: -1.5}, {2: -20.0, 4: -15.0}, "log_evidence")
-    monkeypatch.setattr(held_out, "follow", lambda *_, **__: falls)
+    monkeypatch.setattr(paths, "follow", lambda *_, **__: falls)
     study = tiny("federation.rounds=held-out")
     with pytest.warns(UserWarning, match=r"overfits: from round 2 to round 4 .*-20 to -15 nats.*; 2 are taken"):
         _, notes = choose(study, load(study))
     assert notes["federation.rounds"]["remark"] == falls.remark()
-    monkeypatch.setattr(held_out, "follow", lambda *_, **__: Along(failure="it diverged"))
+    monkeypatch.setattr(paths, "follow", lambda *_, **__: Along(failure="it diverged"))
     for asked, other in (("federation.rounds", "model.noise_std=0.4"), ("model.noise_std", "federation.rounds=2")):
         study = tiny(*quick("fedavg"), other, f"{asked}=held-out")
         with pytest.raises(StudyError, match=f"^{asked} could not be chosen: it diverged"):
@@ -743,7 +695,7 @@ def test_the_noise_of_a_run_of_known_length_is_chosen_half_way(
     def reached(study: Study, dataset: object, marks: Sequence[int], *_: object, **__: object) -> Along:
         return Along({marks[-1]: -1.0}, noise={marks[-1]: {0.4: -2.0, 0.8: -1.0}})
 
-    monkeypatch.setattr(held_out, "follow", reached)
+    monkeypatch.setattr(paths, "follow", reached)
     study = tiny(*quick("fedavg"), f"federation.rounds={rounds}", "model.noise_std=held-out")
     chosen, notes = choose(study, load(study))
     assert f"after {followed} rounds" in notes["model.noise_std"]["rule"]
