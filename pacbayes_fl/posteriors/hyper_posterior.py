@@ -261,8 +261,8 @@ class NetworkHyperPrior:
             The hyper-prior of 2 D coordinates.
         """
         uncertain, centre = model.stochastic_columns(), model.centre()
-        rhos = torch.where(uncertain, self.init_rho, DETERMINISTIC).to(centre)
-        spread = torch.where(uncertain, self.rho_std, 0.0).to(centre)
+        rhos = torch.full_like(centre, self.init_rho).where(uncertain, DETERMINISTIC)
+        spread = torch.full_like(centre, self.rho_std).where(uncertain, 0.0)
         stds = torch.cat((torch.full_like(centre, self.mean_std), spread))
         start = torch.cat((torch.full_like(centre, self.init_std), torch.zeros_like(centre)))
         return DiagonalHyperPrior(torch.cat((centre, rhos)), stds, start)

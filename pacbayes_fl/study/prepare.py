@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -131,7 +132,8 @@ def _inner(
     inputs = scaling.inputs(study, dataset)
     shape = dataset.feature_shape or (len(inputs),)
     size.check_model(study, math.prod(shape), dataset.classes)
-    with torch.device(device_of(study)):  # a hyper-prior's centre is made once, where the particles will be
+    device = device_of(study)
+    with torch.device(device), _seeded(study.seed, device):  # a hyper-prior's centre is made where particles will be
         part = study.model
         if isinstance(part, InstanceModel):
             model = study.instances.model
@@ -140,9 +142,22 @@ def _inner(
         else:
             model = part.build(shape, dataset.classes)
         dtype = model.dtype if isinstance(model, BayesianNetwork) else None
-        method = study.recipe.build(study.method.options, with_points(model, part.inducing), inputs)
+        model = with_points(model, part.inducing)
+        method = study.recipe.build(study.method.options, model, inputs)
     check_points(study.method.name, method, part.inducing)
+    given = study.instances
+    if given.model is not None and given.method is None and getattr(method, "model", None) is not model:
+        what = f"the model given, {type(given.model).__name__}, would count for nothing"
+        raise StudyError(f"{what}: {study.method.name} has one of its own", hint="leave it out, or name another method")
     return method, dtype
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Let what a kind of model of one's own draws when it is made be the same wherever a run is opened."""
+    with torch.random.fork_rng([] if device.type == "cpu" else [device]):
+        torch.manual_seed(seed)
+        yield
 
 
 def _check_given(model: object, dataset: tables.Dataset) -> None:

@@ -108,6 +108,23 @@ def test_the_same_seed_gives_the_same_run_bit_by_bit(case: Case, d: int) -> None
     laws.seed(scene(case, d))
 
 
+@pairs(tuple(replace(case, dimensions=case.dimensions[:1]) for case in ALL + LABELLED))
+def test_the_default_dtype_of_torch_changes_nothing(case: Case, d: int) -> None:
+    """A program that sets it to float64, as many do who work with GPyTorch, has the same run."""
+
+    def ended() -> dict[str, bytes]:
+        s = scene.__wrapped__(case, d)  # played anew
+        posterior = s.method.personalise(s.message, s.clients, s.batch, s.noise(s.batch.ids, 0))
+        return bits({"server": s.server, "clients": s.clients, "predicted": numbers(posterior.predict(s.points))})
+
+    usual, before = ended(), torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert ended() == usual
+    finally:
+        torch.set_default_dtype(before)
+
+
 @every_method
 def test_later_rows_are_learned_from_or_refused(case: Case, d: int) -> None:
     """Most clients' predictions change (weights may be pruned away), whoever else learns."""

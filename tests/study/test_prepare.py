@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from pacbayes_fl.data.linear_start import linear_moments, pooled_ridge
+from pacbayes_fl.data.user_tables import Task
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.baselines.fedavg import FedAvg
 from pacbayes_fl.models.functions.deep_kernel_gp import LINEAR, SLOPES, DeepKernelGP
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian, Likelihood
@@ -20,7 +22,7 @@ from pacbayes_fl.models.weights.convolutional import BayesianCNN
 from pacbayes_fl.study import run
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.prepare import device_of, prepare
+from pacbayes_fl.study.prepare import build, device_of, prepare
 from pacbayes_fl.study.search.held_out import first
 from pacbayes_fl.study.serving.predict import ClassPrediction, join, predict
 from tests.tiny import Row, tiny, write_csv
@@ -235,3 +237,82 @@ def test_a_model_of_a_program_predicts_what_the_data_have(likelihood: Likelihood
         named = study if "method" in given else Study.from_table({"method": {"name": "fedavg"}, **task})
         with pytest.raises(StudyError, match=rf"^the model given has the {said}"):
             run.run(named, data={"one": (x, y), "two": (x, y)}, **given)
+
+
+TASKS: tuple[Task, ...] = ("regression", "classification")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_model_of_a_program_is_that_of_the_method_or_refused_by_its_name(task: Task) -> None:
+    """Of every method; a prior over functions beside a regression tree counted for nothing, in silence."""
+    x = torch.linspace(-1, 1, 12).double().unsqueeze(1)
+    y = torch.arange(12) % 2 if task == "classification" else x[:, 0]
+    likelihood = Categorical(2) if task == "classification" else Gaussian()
+    network = BayesianMLP((1, 2, likelihood.outputs), likelihood)
+    own, refused = [], []
+    for name, recipe in METHODS.items():
+        if task not in recipe.learns or recipe.model != ("weights" if task == "classification" else recipe.model):
+            continue
+        model: Any = network if recipe.model == "weights" else DeepKernelGP(1, (2,), (2,))
+        column = {"column": "x_1"} if name == "persistence" else {}
+        table = {"method": {"name": name, **column}, "data": {"task": task, "scale": "client"}}
+        study = Study.from_table(table).with_instances(model=model, data={"one": (x, y), "two": (x, y)})
+        try:
+            method: Any = build(first(study), load(study))[0]
+        except StudyError as error:
+            assert f"the model given, {type(model).__name__}, would count for nothing: {name} has one" in str(error)
+            refused.append(name)
+        else:
+            assert method.model is model or method.model.dim == model.dim, "with a rule for inducing points beside it"
+            own.append(name)
+    assert len(own) > 10
+    if task == "regression":
+        assert {"ard-gp", "ridge", "pooled-ridge", "gbt", "pooled-gbt"} <= {*refused}
+        assert {"pac-pfl", "pfedgp", "vanilla-gp", "pooled-gp", "pfedbayes", "fedsi"} <= {*own}
+
+
+KIND = """
+from dataclasses import dataclass
+import math
+import gpytorch
+from pacbayes_fl import GPyTorchPrior
+from pacbayes_fl.study.config.gp_model import GPModel, ModelSize
+from pacbayes_fl.study.config.models import ModelKind
+
+@dataclass(frozen=True)
+class Table(GPModel):
+    '''Table [model]: random Fourier features.'''
+    kind: str = "mine.py:FOURIER"
+
+    def build(self, shape, classes=None, start=None):
+        features = gpytorch.kernels.RFFKernel(num_samples=6, num_dims=math.prod(shape))
+        return GPyTorchPrior(gpytorch.means.ConstantMean(), gpytorch.kernels.ScaleKernel(features), math.prod(shape))
+
+    def size(self, inputs, classes):
+        return ModelSize(0, "kind")
+
+FOURIER = ModelKind("fourier", "random Fourier features", "functions", Table)
+"""
+
+
+def test_what_a_kind_of_model_draws_when_it_is_made_is_the_same_wherever_a_run_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(KIND, encoding="utf-8")
+    sets = ("model.kind=mine.py:FOURIER", "federation.rounds=2")
+    plain = {"linear": "none", "linear_kernel": False, "networks": True, "noise_widths": "constant"}
+    table = {**tiny().table(), "model": {"kind": "mine.py:FOURIER", "residuals": "gaussian", **plain}}
+    study = Study.from_table(table, "own.toml", sets)
+    run.run(study, Path("run"))
+    name, found = load(study).groups["existing"].train.names[0], []
+    state = torch.get_rng_state()
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        found.append(predict(run.open_run(Path("run")), name, torch.zeros(1, len(load(study).features))).mean)
+    torch.set_rng_state(state)
+    assert torch.equal(*found)
+    other = build(replace(study, seed=study.seed + 1), load(study))[0].model  # type: ignore[attr-defined]
+    mine = build(study, load(study))[0].model  # type: ignore[attr-defined]
+    weights = "kernel.base_kernel.randn_weights"
+    assert not torch.equal(mine._fixed[weights], other._fixed[weights])

@@ -135,7 +135,7 @@ class CrossFitted(Method[Server, Message, Nothing, Update]):
         A client that fails for all folds stays as it is, for the engine to see.
         """
         good = tensors.finite(update)
-        worked = torch.zeros(clients, device=good.device).index_add(0, client, good.float()) > 0
+        worked = good.new_zeros(clients, dtype=torch.long).index_add(0, client, good.long()) > 0
         return tensors.where(good | ~worked[client], update, tensors.tree_map(torch.zeros_like, update))
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:

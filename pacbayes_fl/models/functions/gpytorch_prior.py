@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import math
-import warnings
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from types import MappingProxyType
@@ -15,6 +15,7 @@ import pyro
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
+from gpytorch.likelihoods.noise_models import FixedGaussianNoise
 from gpytorch.means import ConstantMean, Mean
 from torch import Tensor, nn
 from torch.distributions import Independent, Normal
@@ -22,6 +23,7 @@ from torch.func import functional_call
 
 from pacbayes_fl.errors import ShapeError, StudyError
 from pacbayes_fl.models.base import FunctionModel
+from pacbayes_fl.models.functions.row_trial import check_constraints, check_rows, inputs
 from pacbayes_fl.models.likelihoods import NOISE_STD, gaussian_noise, inverse_softplus
 
 _POINTS: Final = 16  # at which a kernel is tried
@@ -102,7 +104,8 @@ class GPyTorchPrior(FunctionModel):
         StudyError: when a part is a class instead of an object, or holds a GPyTorch prior: hyper-parameters have the
             hyper-prior that the method is given, and another one would count for nothing; when a likelihood is not
             normal around the function with a positive noise at any input, or `noise_std` stands beside it; when a
-            kernel is no covariance of d features, or does not take all real numbers.
+            kernel is no covariance of d features, or does not take all real numbers; when a part gives a row other
+            values beside other rows or at another call, or a parameter starts at an end of its constraint.
         ShapeError: when mean or kernel do not map [N, d] inputs to [N] and [N, N].
 
     Example:
@@ -129,6 +132,7 @@ class GPyTorchPrior(FunctionModel):
         _check_part("kernel", kernel, Kernel)
         if likelihood is not None:
             _check_part("likelihood", likelihood, Likelihood)
+            _check_noise(likelihood)
             if noise_std != NOISE_STD:
                 what = f"noise_std={noise_std:g} would count for nothing beside a likelihood"
                 raise StudyError(what, hint="the hyper-prior is centred on the noise that the likelihood holds")
@@ -226,6 +230,18 @@ class GPyTorchPrior(FunctionModel):
         """Nothing is known of the kernel's form: None for every theta [K, P, D] and x [K, N, d]."""
         return None
 
+    def content(self) -> tuple[object, ...]:
+        """What makes this prior the one that it is: not the weights with which networks in it happen to start.
+
+        Returns:
+            All that it holds, the modules with 0 for what theta replaces, and nothing that calls leave behind.
+        """
+        modules = copy.deepcopy(self._parts)
+        with torch.no_grad():
+            for name in self._free:
+                modules.get_parameter(name).zero_()
+        return {name: one for name, one in vars(self).items() if name not in ("_parts", "_fixed_at")}, modules
+
     def _call(self, part: str, theta: Tensor, x: Tensor, other: Tensor) -> Tensor:
         shape = np.broadcast_shapes(theta.shape[:2], (x.shape[0], 1))  # torch's own imports sympy
         x, other = (t.unsqueeze(1).expand(*shape, *t.shape[1:]) for t in (x, other))
@@ -253,7 +269,7 @@ class GPyTorchPrior(FunctionModel):
 
     def _broadcasts(self) -> bool:
         theta = torch.arange(4.0 * self.dim, dtype=torch.float64).sin().view(2, 2, self.dim)
-        x = _inputs(6, self.input_dim).view(2, 3, self.input_dim)
+        x = inputs(6, self.input_dim).view(2, 3, self.input_dim)
         try:
             one = [self._functional(part, theta[0, 0], x[0], x[0]) for part in ("mean", "covariance", "variance")]
         except (RuntimeError, IndexError) as error:
@@ -267,6 +283,7 @@ class GPyTorchPrior(FunctionModel):
         if self._parts.likelihood is not None:
             parts.append("noise")
             one.append(self._functional("noise", theta[0, 0], x[0], x[0]))
+        check_rows(self._parts, lambda part, *at: self._functional(part, theta[0, 0], *at), parts, self.input_dim)
         for part, alone in zip(parts, one, strict=True):
             try:
                 together = self._call(part, theta, x, x)
@@ -286,8 +303,7 @@ class GPyTorchPrior(FunctionModel):
         for rows in (3, 4):
             f = torch.arange(rows, dtype=torch.float64).cos()
             x = torch.arange(float(rows * self.input_dim), dtype=torch.float64).sin().view(rows, self.input_dim)
-            with gpytorch.settings.debug(False), torch.no_grad(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of a noise that belongs to other rows, which is refused below
+            with gpytorch.settings.debug(False), torch.no_grad():
                 try:
                     given, at_0 = self._parts.observed(f, x), self._parts.observed(torch.zeros_like(f), x)
                 except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
@@ -299,7 +315,7 @@ class GPyTorchPrior(FunctionModel):
 
     def _check_definite(self) -> None:
         """Refuse a kernel whose matrices are no covariances: of two features the cosine of a distance is none."""
-        x = _inputs(_POINTS, self.input_dim)
+        x = inputs(_POINTS, self.input_dim)
         lowest = _lowest(self._functional("covariance", self.location(), x, x))
         if not lowest < -_NEGATIVE:
             return
@@ -323,7 +339,7 @@ class GPyTorchPrior(FunctionModel):
             if size is not None and size != (self.input_dim if part.active_dims is None else len(part.active_dims))
         ]
         reason = str(error).splitlines()[0]
-        x = _inputs(3, self.input_dim)
+        x = inputs(3, self.input_dim)
         for name, kernel in () if wrong else self._kernels():
             if _alone(kernel, torch.zeros_like(x)) is not None and _alone(kernel, x) is None:
                 what = f"{name} ({type(kernel).__name__}) must take all real numbers, as standardised rows have them"
@@ -333,11 +349,6 @@ class GPyTorchPrior(FunctionModel):
             f"mean or kernel cannot take inputs [N, {self.input_dim}]: {', '.join(wrong) or reason}",
             hint=f"input_dim={self.input_dim} must be what ard_num_dims, active_dims and input_size say",
         )
-
-
-def _inputs(rows: int, features: int) -> Tensor:
-    """Inputs [rows, features] to try modules at, spread as those of standardised rows are."""
-    return 3.0 * torch.arange(float(rows * features), dtype=torch.float64).cos().view(rows, features)
 
 
 def _alone(kernel: Kernel, x: Tensor) -> Tensor | None:
@@ -385,3 +396,11 @@ def _check_part(label: str, part: object, kind: type[nn.Module]) -> None:
             hint="leave them out and give the method a hyper-prior: GaussianHyperPrior(prior.location(), std), or a "
             "class of your own with sample and score",
         )
+    check_constraints(label, part)
+
+
+def _check_noise(likelihood: Likelihood) -> None:
+    """Refuse noises by place: those of other rows, wherever their number happens to be the same."""
+    for part in likelihood.modules():
+        if isinstance(part, FixedGaussianNoise):
+            raise _likelihood_misfit(likelihood, f"noises of {part.noise.shape[-1]} rows by their place")

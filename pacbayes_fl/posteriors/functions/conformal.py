@@ -120,9 +120,12 @@ class ConformalPosterior:
         shown, known = self.shown.predict(x), self.inner.predict(x)
         half = quantile_of_size(self.others, 1 - self.alpha).to(known.means) * known.variance.sqrt()
         band = torch.stack((known.mean - half, known.mean + half))
-        own = _jackknife_plus(self.inner, x, self.blocks, self.alpha)
-        if own is not None:
-            band = torch.where(own.isinf().any(0), band, own)
+        found = _own_ends(self.inner, x, self.blocks, self.alpha)
+        if found is not None:
+            own, widest = found.unbind()  # too few rows for the one: no narrower than what they say of a larger alpha
+            beside = torch.stack((band[0].fmin(widest[0]), band[1].fmax(widest[1])))
+            beside = torch.where(widest.isinf().any(0), band, beside)  # of a client without rows
+            band = torch.where(own.isinf().any(0), beside, own)
         return Banded(shown.log_weights, shown.means, shown.variances, band, self.alpha)
 
 
@@ -217,15 +220,20 @@ def left_out(posterior: GPPosterior | InducingPosterior, blocks: int | None) -> 
     return _Left(at, mask, cholesky, residual, unexplained, log_weights.exp())
 
 
-def _jackknife_plus(posterior: object, x: Tensor, blocks: int | None, alpha: float) -> Tensor | None:
-    """Ends [2, K, M] at inputs x [K, M, d] of posteriors of clients' own rows; None of others and without rows."""
+def _own_ends(posterior: object, x: Tensor, blocks: int | None, alpha: float) -> Tensor | None:
+    """Ends of `_found` at x [K, M, d] of posteriors of clients' own rows; None of others and without rows."""
     if isinstance(posterior, MixedPosterior):
-        each = [
-            jackknife_plus(one, x[at], blocks, alpha) for one, at in zip(posterior.parts, posterior.at, strict=True)
-        ]
-        return torch.cat(each, 1)[:, posterior.order.to(x.device)]
+        each = [_found(one, x[at], blocks, alpha) for one, at in zip(posterior.parts, posterior.at, strict=True)]
+        return torch.cat(each, 2)[:, :, posterior.order.to(x.device)]
     known = isinstance(posterior, GPPosterior | InducingPosterior) and bool(posterior.mask.shape[1])
-    return jackknife_plus(posterior, x, blocks, alpha) if known else None  # type: ignore[arg-type]
+    return _found(posterior, x, blocks, alpha) if known else None  # type: ignore[arg-type]
+
+
+def _found(posterior: GPPosterior | InducingPosterior, x: Tensor, blocks: int | None, alpha: float) -> Tensor:
+    """Ends [2, 2, K, M] of the interval, and of the widest that the client's rows give: from the least to the most."""
+    left = left_out(posterior, blocks)
+    scores = left.scores()
+    return torch.cat([_ends(posterior, left, scores, part, alpha) for part in x.split(_AT_ONCE, 1)], 3)
 
 
 def jackknife_plus(
@@ -248,13 +256,11 @@ def jackknife_plus(
         Lower and upper ends [2, K, M], in units of y; infinite where a client has fewer than 1 / alpha - 1 rows, of .05
         19.
     """
-    left = left_out(posterior, blocks)
-    scores = left.scores()
-    return torch.cat([_ends(posterior, left, scores, part, alpha) for part in x.split(_AT_ONCE, 1)], 2)
+    return _found(posterior, x, blocks, alpha)[0]
 
 
 def _ends(posterior: GPPosterior | InducingPosterior, left: _Left, scores: Tensor, x: Tensor, alpha: float) -> Tensor:
-    """Return the ends [2, K, M] at a few inputs."""
+    """Return `_found` at a few inputs."""
     known, through = posterior.predict(x), posterior.through(x)  # [K, P, M, N]
     clients, particles, asked, _ = through.shape
     at = left.at.flatten(1)[:, None, None].expand(-1, particles, asked, -1)
@@ -271,17 +277,19 @@ def _ends(posterior: GPPosterior | InducingPosterior, left: _Left, scores: Tenso
     low, high = (
         torch.where(real, mean.unsqueeze(2) + sign * half, torch.inf).flatten(1, 2).sort(1).values for sign in (-1, 1)
     )
-    return torch.stack(_order_statistics(low, high, posterior.mask.sum(1), alpha))
+    return _order_statistics(low, high, posterior.mask.sum(1), alpha)
 
 
-def _order_statistics(low: Tensor, high: Tensor, rows: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Take of sorted ends [K, N, M] of `rows` [K] rows those of the interval; infinite where there are too few."""
+def _order_statistics(low: Tensor, high: Tensor, rows: Tensor, alpha: float) -> Tensor:
+    """Take [2, 2, K, M] of sorted ends [K, N, M] of `rows` [K] rows; infinite where there are too few, or none."""
     below = (alpha * (rows + 1) + 1e-9).floor().long()
     above = ((1 - alpha) * (rows + 1) - 1e-9).ceil().long()
-    few = (below < 1) | (above > rows)
+    few, none = (below < 1) | (above > rows), rows < 1
 
-    def taken(ends: Tensor, place: Tensor, otherwise: float) -> Tensor:
+    def taken(ends: Tensor, place: Tensor, missing: Tensor, otherwise: float) -> Tensor:
         index = (place - 1).clamp(0, ends.shape[1] - 1).view(-1, 1, 1).expand(-1, 1, ends.shape[2])
-        return torch.where(few.unsqueeze(1), otherwise, ends.gather(1, index).squeeze(1))
+        return torch.where(missing.unsqueeze(1), otherwise, ends.gather(1, index).squeeze(1))
 
-    return taken(low, below, -torch.inf), taken(high, above, torch.inf)
+    own = taken(low, below, few, -torch.inf), taken(high, above, few, torch.inf)
+    widest = taken(low, torch.ones_like(rows), none, -torch.inf), taken(high, rows, none, torch.inf)
+    return torch.stack((torch.stack(own), torch.stack(widest)))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.methods.base import Method
+from pacbayes_fl.models.functions.gpytorch_prior import GPyTorchPrior
 from pacbayes_fl.results.metrics import Metric
 
 _PLAIN: Final = (bool, int, float, str, bytes, complex, type(None), type(Ellipsis))
@@ -87,6 +88,8 @@ def _parts(value: object) -> list[object]:
         return [value.func, value.args, value.keywords]
     if isinstance(value, types.MethodType):
         return [value.__func__, value.__self__]
+    if isinstance(value, GPyTorchPrior):
+        return [value.content()]
     if isinstance(value, torch.nn.Module):
         plain = {name: one for name, one in vars(value).items() if isinstance(one, _PLAIN) and name[:1] != "_"}
         return [plain, dict(value.named_parameters()), dict(value.named_buffers()), dict(value.named_children())]

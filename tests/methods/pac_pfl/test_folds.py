@@ -218,6 +218,7 @@ def test_the_laws_of_methods_hold(case: Case, d: int) -> None:
     wire_laws.test_weights_are_those_of_the_registered_rows_whatever_a_reply_says(case, d)
     wire_laws.test_a_reply_that_is_refused_touches_nobody_else(case, d)
     laws.test_the_same_seed_gives_the_same_run_bit_by_bit(case, d)
+    laws.test_the_default_dtype_of_torch_changes_nothing(case, d)
     laws.test_inputs_are_left_as_they_are(case, d)
     laws.test_states_survive_being_laid_out_flat(case, d)
     laws.test_states_are_finite_from_the_start_and_leaves_of_clients_begin_with_them(case, d)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -143,13 +144,30 @@ def test_few_rows_get_the_federations_quantile_and_all_else_is_the_posterior_sho
     lower, upper = result.quantile(torch.tensor(LEVELS))
     far = float(quantile_of_size(others, 0.95))
     assert float(bin_values(others)[90]) < far * 1.05
-    for k in (0, 2):
-        torch.testing.assert_close(upper[k], (known.mean + far * known.variance.sqrt())[k])
-        torch.testing.assert_close(lower[k], (known.mean - far * known.variance.sqrt())[k])
+    low, high = known.mean - far * known.variance.sqrt(), known.mean + far * known.variance.sqrt()
+    widest = jackknife_plus(inner, x, alpha=1 / 8)  # of seven rows: from the least end to the greatest
+    torch.testing.assert_close(lower[0], torch.minimum(low, widest[0])[0])
+    torch.testing.assert_close(upper[0], torch.maximum(high, widest[1])[0])
+    torch.testing.assert_close((lower[2], upper[2]), (low[2], high[2]))
     torch.testing.assert_close(torch.stack((lower, upper))[:, 1], jackknife_plus(inner, x)[:, 1])
     assert torch.equal(result.log_prob(batch.y[:, :5]), known.log_prob(batch.y[:, :5]))
     levels = torch.tensor([0.3, 0.5], dtype=torch.float64)
     assert torch.equal(result.quantile(levels), known.quantile(levels))  # inside of every interval here
+
+
+@pytest.mark.parametrize("blocks", [None, 3])
+@pytest.mark.parametrize("share", [0.05, 1.0])
+def test_intervals_that_more_rows_may_leave_are_no_wider(share: float, blocks: int | None) -> None:
+    """Also where the client's own rows are enough for the one level and too few for the next: of 12, .92 and .93."""
+    batch, x = clients((12, 3, 24, 0)), draw(4, 6, 2, seed=5)
+    inner = condition(MODEL, particles(MODEL, 2, 4), batch)
+    others = torch.zeros(128, dtype=torch.float64)
+    others[60:68] = share / 8  # errors that are far smaller than those of these clients
+    others[30] = others[97] = (1 - share) / 2
+    alphas = [0.01, 0.03, 0.05, 0.07, 0.075, 0.08, 0.1, 0.2, 0.3, 0.5]
+    bands = [ConformalPosterior(inner, inner, others, blocks, alpha).predict(x).band for alpha in alphas]
+    for wide, narrow in pairwise(bands):
+        assert bool((wide[0] <= narrow[0]).all()) and bool((wide[1] >= narrow[1]).all())
 
 
 @pytest.mark.law

@@ -78,6 +78,24 @@ def test_equal_objects_have_one_hash_and_others_another(one: Any, other: Any) ->
     assert one() is not one()
 
 
+def linear(nu: float = 2.5, fixed: float = 1.0) -> GPyTorchPrior:
+    kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu))
+    kernel.outputscale = fixed
+    kernel.raw_outputscale.requires_grad_(False)
+    return GPyTorchPrior(gpytorch.means.LinearMean(2), kernel, 2)
+
+
+def test_the_weights_with_which_a_mean_happens_to_start_do_not_count() -> None:
+    """The hyper-prior is not centred there. What theta leaves as it is counts; what calls leave behind does not."""
+    one, other = linear(), linear()
+    weights = one._parts.mean.weights.clone()
+    assert not torch.equal(weights, other._parts.mean.weights)
+    one.variance(one.location().view(1, 1, -1).float(), torch.zeros(1, 3, 2))
+    assert identity(PacPFL(one)) == identity(PacPFL(other)) and identity(one) == identity(other)
+    assert torch.equal(one._parts.mean.weights, weights), "the user's module keeps its own"
+    assert len({identity(each).sha256 for each in (one, linear(1.5), linear(fixed=2.0), prior())}) == 4
+
+
 def test_what_an_object_computes_on_demand_does_not_count() -> None:
     first, second = Own(1), Own(1)
     assert second.slow == 3
