@@ -18,11 +18,20 @@ from torch import Tensor
 
 from pacbayes_fl.bounds import latex
 from pacbayes_fl.bounds.betting import grouped
-from pacbayes_fl.bounds.checks import NO_INNER, Number, as_numbers, checked, probability, require_alike, whole
+from pacbayes_fl.bounds.checks import (
+    NO_INNER,
+    Number,
+    as_numbers,
+    checked,
+    probability,
+    require_alike,
+    require_mean,
+    whole,
+)
 from pacbayes_fl.bounds.losses import require_bounded
 from pacbayes_fl.bounds.plain import plain, premises_record, renamed
 from pacbayes_fl.bounds.premises import Premises, Provenance
-from pacbayes_fl.errors import AssumptionError, kinds_checked
+from pacbayes_fl.errors import AssumptionError, ShapeError, kinds_checked
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.names import as_html
 from pacbayes_fl.results.certificates import rounded_up
@@ -30,8 +39,6 @@ from pacbayes_fl.results.certificates import rounded_up
 Terms = Mapping[str, Tensor]
 Formula = Callable[[Terms], Mapping[str, Tensor]]
 """Turns terms into the named parts that sum to the bound."""
-
-_ROUNDING = 1e-5  # of the range: what a mean in float32 of many losses may be off by
 
 
 @dataclass(frozen=True)
@@ -280,21 +287,20 @@ def certify(
             extra["mc_draws"] = _trials(monte_carlo.trials, monte_carlo.draws, terms)
         elif monte_carlo.risks is not None and "risk" in terms:
             risks = checked("risks of draws", monte_carlo.risks, premises.loss.low, premises.loss.high)
-            _require_mean("risk", terms["risk"], risks, premises.loss.high - premises.loss.low)
+            require_mean("risk", terms["risk"], risks, premises.loss.high - premises.loss.low)
             extra["mc_risks"] = grouped(risks)
         if monte_carlo.variances is not None and "variance" in terms:
             largest = 0.25 * (premises.loss.high - premises.loss.low) ** 2
             variances = checked("variances of draws", monte_carlo.variances, 0.0, largest)
-            _require_mean("variance", terms["variance"], variances, largest)
+            require_mean("variance", terms["variance"], variances, largest)
             extra["mc_variances"] = grouped(variances)
     numbers = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in extra.items()}
     device = next(iter(terms.values())).device
     if "prior_delta" in numbers and bool((numbers["delta"] <= numbers["prior_delta"]).any()):
-        raise AssumptionError(
-            f"delta of the bound must exceed that of the prior's privacy, {numbers['prior_delta'].item():g}, got"
-            f" {numbers['delta'].min().item():g}",
-            hint="the releases have an epsilon at a smaller delta too: privacy.guarantees.replacement",
-        )
+        least, given = numbers["prior_delta"].item(), numbers["delta"].min().item()
+        what = f"delta of the bound must exceed that of the prior's privacy, {least:g}, got {given:g}"
+        hint = "the releases have an epsilon at a smaller delta too: privacy.guarantees.replacement"
+        raise AssumptionError(what, hint=hint)
     everything = MappingProxyType({**terms, **{name: value.to(device) for name, value in numbers.items()}})
     value = everything["factor"] * _total(formula(everything))
     checked(f"the bound by {theorem}", value, -math.inf)  # beyond float64, a beta is too small or too large for it
@@ -316,17 +322,6 @@ def _of_draws(monte_carlo: MonteCarlo | None) -> dict[str, Number]:
         return {}
     known = {"trials": monte_carlo.trials, "risks": monte_carlo.risks, "variances": monte_carlo.variances}
     return {"delta of draws": monte_carlo.delta, **{name: each for name, each in known.items() if each is not None}}
-
-
-def _require_mean(name: str, given: Tensor, draws: Tensor, largest: float) -> None:
-    """Refuse a number [] or [K] that is not the mean of the draws [M] or [K, M]: the bound would be by these alone."""
-    expected, number = torch.broadcast_tensors(draws.mean(-1), given.detach().to(draws.device))
-    wrong = (number - expected).abs() > _ROUNDING * (largest if math.isfinite(largest) else 1.0 + expected.abs())
-    if bool(wrong.any()):
-        place = f" (client {int(wrong.nonzero()[0])})" if wrong.dim() else ""
-        got = f"{expected[wrong][0].item():g}, got {number[wrong][0].item():g}{place}"
-        what = f"{name} must be the mean of its {draws.shape[-1]} draws, {got}"
-        raise AssumptionError(what, hint=f"give the mean over the draws of `monte_carlo`, or leave these {name}s out")
 
 
 def _trials(given: Number, draws: int, terms: Mapping[str, Tensor]) -> Tensor:
@@ -426,6 +421,8 @@ def split_delta(delta: Number, monte_carlo: MonteCarlo | None = None) -> dict[st
     """
     delta = probability("delta", delta)
     whole_delta = torch.as_tensor(delta, dtype=torch.float64)
+    if not isinstance(monte_carlo, MonteCarlo | None):
+        raise AssumptionError(f"monte_carlo must be a MonteCarlo(draws, delta), got {monte_carlo!r}")
     if bool((wrong := ~((whole_delta > 0) & (whole_delta < 1))).any()):
         raise AssumptionError(f"delta must lie strictly between 0 and 1, got {whole_delta[wrong].flatten()[0].item()}")
     if monte_carlo is None:
@@ -447,4 +444,7 @@ def _largest(value: Number) -> float:
 
 
 def _total(parts: Mapping[str, Tensor]) -> Tensor:
-    return torch.stack(torch.broadcast_tensors(*parts.values())).sum(0)
+    total = torch.stack(torch.broadcast_tensors(*parts.values())).sum(0)
+    if not total.numel():
+        raise ShapeError("a bound is of one client [] or of several [K], got none")
+    return total

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pacbayes_fl.bounds.bound import Bound
 from pacbayes_fl.bounds.certificate import Certificate, Terms, certify
-from pacbayes_fl.bounds.checks import Number, checked, counts_errors, whole
+from pacbayes_fl.bounds.checks import ROUNDING, Number, checked, counts_errors, whole
 from pacbayes_fl.bounds.client import confidence, in_units
 from pacbayes_fl.bounds.costs import unit_of
 from pacbayes_fl.bounds.kl_inverse import kl_inverse_upper
@@ -61,7 +61,8 @@ def recursive(
         The certificate.
 
     Raises:
-        AssumptionError: when a number is out of range, or a later posterior has more rows than one before.
+        AssumptionError: when a number is out of range, shares rise with the value that losses exceed, or a later
+            posterior has more rows than one before.
         ShapeError: when the steps are not as many in all of them.
 
     Example:
@@ -90,6 +91,10 @@ def recursive(
         raise ShapeError(
             f"a chain of T posteriors has kls and counts [T], shares [T - 1, 3], gammas [T - 1], got {what}"
         )
+    if bool((rises := (terms["shares"].diff(dim=-1) > ROUNDING).any(-1)).any()):
+        got = terms["shares"][rises][0].tolist()
+        what = f"shares must be those of F >= value by value, which cannot rise with it, got {got}"
+        raise AssumptionError(what, hint="shares of F = value are added up from the last one")
     if bool((terms["counts"].diff(dim=-1) > 0).any()):
         raise AssumptionError(f"counts must not grow along the chain, got {terms['counts'].tolist()}")
     reasons = not_of_fixed(premises)

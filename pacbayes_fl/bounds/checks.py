@@ -21,6 +21,7 @@ Number = Tensor | float
 
 ROUNDING: Final = 1e-6
 """Of a range, by which rounding may move a number beyond its ends."""
+_OF_MEANS: Final = 1e-5  # of the range: what a mean in float32 of many losses may be off by
 NO_INNER: Final[Mapping[str, int]] = MappingProxyType({})
 
 
@@ -109,8 +110,8 @@ def probability(name: str, value: object) -> Number:
     Raises:
         AssumptionError: when it is no number.
     """
-    if isinstance(value, Tensor):
-        return value
+    if isinstance(value, Tensor) and not value.is_complex() and value.dtype != torch.bool:
+        return value.double()  # shares are subtracted
     if isinstance(value, np.ndarray) and value.dtype.kind in "fiu":
         return torch.from_numpy(value.astype(np.float64)) if value.ndim else float(value)
     if isinstance(value, Real):
@@ -143,6 +144,27 @@ def require_alike(numbers: Mapping[str, Number], inner: Mapping[str, int] = NO_I
         if not like:
             shape, like = own, name
     return shape
+
+
+def require_mean(name: str, given: Tensor, draws: Tensor, largest: float) -> None:
+    """Refuse a number that is not the mean of the draws: the bound would be by these alone.
+
+    Args:
+        name: for the error.
+        given: the number [] or [K].
+        draws: [M] or [K, M].
+        largest: by a share of which rounding may move it; infinite where there is no range.
+
+    Raises:
+        AssumptionError: naming the argument and the first client that is wrong.
+    """
+    expected, number = torch.broadcast_tensors(draws.mean(-1), given.detach().to(draws.device))
+    wrong = (number - expected).abs() > _OF_MEANS * (largest if math.isfinite(largest) else 1.0 + expected.abs())
+    if bool(wrong.any()):
+        place = f" (client {int(wrong.nonzero()[0])})" if wrong.dim() else ""
+        got = f"{expected[wrong][0].item():g}, got {number[wrong][0].item():g}{place}"
+        what = f"{name} must be the mean of its {draws.shape[-1]} draws, {got}"
+        raise AssumptionError(what, hint=f"give the mean over the draws of `monte_carlo`, or leave these {name}s out")
 
 
 def counts_errors(loss: object) -> bool:

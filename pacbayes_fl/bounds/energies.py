@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.bounds.certificate import Terms
-from pacbayes_fl.bounds.checks import Number, checked
+from pacbayes_fl.bounds.checks import Number, as_numbers, checked
 from pacbayes_fl.bounds.costs import monte_carlo_risk
 from pacbayes_fl.bounds.premises import Premises, as_premises
 from pacbayes_fl.errors import AssumptionError, ShapeError
@@ -87,7 +87,7 @@ def finite_divergence(kl: Number) -> Tensor:
     Raises:
         AssumptionError: when it is negative or infinite.
     """
-    if bool(torch.as_tensor(kl, dtype=torch.float64).isposinf().any()):
+    if bool(as_numbers("kl", kl).isposinf().any()):
         raise AssumptionError(
             "kl must be finite, got inf: the divergence of atoms, such as SVGD's particles, from a density",
             hint="blur them: posteriors.hyper_posterior.SmoothedHyperPosterior",

@@ -99,6 +99,9 @@ def anytime(
     r^2 (pi n + 1) falls, as (2 n + 1)^2 (pi n + pi + 1) - 4 (n + 1)^2 (pi n + 1) = pi - 3 - (4 - pi) n < 0, towards 1,
     Wallis' product. kl is convex, so that E_Q kl is at least that of the risks.
     """
+    if as_premises(premises).average == "size-weighted clients":
+        what = f"the anytime bound is on one client's rows, whose losses have one mean, not on {premises.average!r}"
+        raise AssumptionError(what, hint="its martingale needs that mean; seeger holds of size-weighted clients")
     return of_risk("anytime kl inverse", _anytime, risk, kl, n, delta, premises, monte_carlo)
 
 

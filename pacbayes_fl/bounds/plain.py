@@ -11,12 +11,13 @@ import numpy as np
 from torch import Tensor
 
 from pacbayes_fl.bounds.losses import LOSSES, BoundedLoss, LossRange, UnboundedLoss
+from pacbayes_fl.bounds.normal_nll import NormalNLL
 from pacbayes_fl.bounds.premises import Premises
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.results.records import SIMULATED_EPSILON
 
 KINDS: Mapping[str, Callable[..., BoundedLoss]] = MappingProxyType(
-    {kind.__name__: kind for kind in (*LOSSES.values(), LossRange, UnboundedLoss)}
+    {kind.__name__: kind for kind in (*LOSSES.values(), LossRange, UnboundedLoss, NormalNLL)}
 )
 """Losses that come back from their settings, by the names of their classes."""
 

@@ -9,6 +9,7 @@ from typing import Final, Literal, get_args
 
 from pacbayes_fl.bounds.checks import counts_errors, whole
 from pacbayes_fl.bounds.losses import BoundedLoss, UnboundedLoss, ZeroOne, require_bounded, require_parts
+from pacbayes_fl.bounds.normal_nll import NormalNLL
 from pacbayes_fl.errors import AssumptionError, shown
 from pacbayes_fl.results.certificates import rounded_up
 from pacbayes_fl.results.records import SIMULATED_EPSILON
@@ -196,7 +197,7 @@ class Premises:
             what = f"prior must say where it came from, a Provenance, got {self.prior!r}"
             raise AssumptionError(what, hint="such as Provenance('split')")
         require_parts(self.loss)
-        if not isinstance(self.loss, UnboundedLoss):
+        if not isinstance(self.loss, UnboundedLoss | NormalNLL):
             require_bounded(self.loss)
         for name, kind in (("predictor", Predictor), ("average", Average), ("posterior", Posterior)):
             value = getattr(self, name)

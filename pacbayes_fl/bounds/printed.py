@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pacbayes_fl.bounds.bound import Bound, PerClient
 from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo, Terms, certify
-from pacbayes_fl.bounds.checks import Number, checked, require_alike, whole
+from pacbayes_fl.bounds.checks import Number, as_numbers, checked, require_alike, whole
 from pacbayes_fl.bounds.energies import (
     average_energy,
     by_client,
@@ -206,7 +206,7 @@ def _printed(
     energy = free_energies(free_energy, premises, bounded=True)
     n, one, loss = energy.shape[-1], one_beta(beta, energy), premises.loss
     rows, coming = by_client("m", whole("m", m), energy, 1.0), by_client("later", later, energy, 0.0)
-    blind = by_client("unknown", torch.as_tensor(unknown).double(), energy, 0.0) > 0
+    blind = by_client("unknown", as_numbers("unknown", unknown), energy, 0.0) > 0
     shift = theorem_delta(one, rows, coming, n, low=loss.low, high=loss.high)
     numbers = {
         "lam": checked("lam", lam, 0.0, strict=True),

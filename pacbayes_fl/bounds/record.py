@@ -146,6 +146,8 @@ def _read(record: JsonMapping, known: Mapping[str, Formula]) -> Certificate:
     shares = torch.stack(torch.broadcast_tensors(*(_numbers(share) for share in split.values())))
     for key, expected in {**shared_terms(premises, split), "delta of all": delta}.items():
         result, said = shares.sum(0) if key == "delta of all" else terms[key], _numbers(expected)
+        if key == "delta of all" and not said.dim():  # whose shares may be by client
+            said = said.expand_as(result)
         if result.shape != said.shape or not torch.allclose(result, said, rtol=_AGREEMENT, atol=0.0):
             text = f"{key} is {_words(result)}, and its premises say {_words(said)}"
             raise DataError(f"the record of a certificate is damaged: {text}")

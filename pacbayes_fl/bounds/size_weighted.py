@@ -8,7 +8,7 @@ from pacbayes_fl.bounds.bound import Bound
 from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo
 from pacbayes_fl.bounds.checks import Number, checked, require_alike, whole
 from pacbayes_fl.bounds.client import SEEGER
-from pacbayes_fl.bounds.premises import Premises
+from pacbayes_fl.bounds.premises import Premises, as_premises
 from pacbayes_fl.errors import AssumptionError, ShapeError
 
 
@@ -59,7 +59,7 @@ def size_weighted(
     if not bound.poolable:
         what = f"the bound {bound.name!r} does not hold at pooled rows of clients that are not alike"
         raise AssumptionError(what, hint="one whose record says poolable, such as 'seeger'")
-    loss = premises.loss
+    loss = as_premises(premises).loss
     each = {"risk": checked("risk", risk, loss.low, loss.high), "kl": checked("kl", kl, 0.0), "n": whole("n", n)}
     clients = require_alike(each)
     if len(clients) != 1:

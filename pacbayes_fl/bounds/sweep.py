@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -149,25 +150,49 @@ def rows_needed(
     end = at(_MOST).value.item()
 
     def enough(n: int) -> bool:
-        try:
-            return at(n).value.item() <= target
-        except AssumptionError:
-            return False
+        return _value(at, n) <= target
 
     low, high = 0, 1
     while not enough(high):
         if high >= _MOST:
-            what = f"with 10^12 rows the bound {record.name!r} is {end:.6g}"
-            raise AssumptionError(f"no number of rows gives {target:g}: {what}", hint="a larger target, or less risk")
+            low, high = _lowest(lambda n: _value(at, n))
+            if not enough(high):
+                what = f"with 10^12 rows the bound {record.name!r} is {end:.6g}"
+                least = f", and its least value {_value(at, high):.6g} with {high}" if high < _MOST // 2 else ""
+                hint = "a larger target, or less risk"
+                raise AssumptionError(f"no number of rows gives {target:g}: {what}{least}", hint=hint)
+            break
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     if record.counts:
-        high = _whole_from(high, as_numbers("risk", numbers["risk"]))
+        risk = as_numbers("risk", numbers["risk"])
+        high = _whole_from(high, risk)
+        while not enough(high):  # by a rounding of the errors
+            high = _whole_from(high + 1, risk)
     if reasons := at(high).reasons:
         raise AssumptionError(f"with {high} rows there would be no certificate: {'; '.join(reasons)}")
     return high
+
+
+def _value(at: Callable[[int], Certificate], n: int) -> float:
+    """Value of a bound, infinite where there are too few rows for it."""
+    try:
+        return at(n).value.item()
+    except AssumptionError:
+        return math.inf
+
+
+def _lowest(value: Callable[[int], float]) -> tuple[int, int]:
+    """Find where a bound that falls and then rises is least, and a number of rows below that; all give no more."""
+    best = min((2**k for k in range(_MOST.bit_length())), key=value)
+    start, low, high = best // 2, best // 2, min(2 * best, _MOST)
+    while high - low > 2:
+        third = (high - low) // 3
+        left, right = low + third, high - third
+        low, high = (low, right) if value(left) <= value(right) else (left, high)
+    return start, min(range(max(low, 1), high + 1), key=value)
 
 
 def _whole_from(n: int, risk: Tensor) -> int:

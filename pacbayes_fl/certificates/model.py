@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from pacbayes_fl import bounds
 from pacbayes_fl.bounds import Bound, BoundedLoss, Certificate, MonteCarlo, Premises, Provenance, ZeroOne
-from pacbayes_fl.bounds.checks import counts_errors, of_library, row_by_row, whole
+from pacbayes_fl.bounds.checks import checked, counts_errors, of_library, row_by_row, whole
 from pacbayes_fl.bounds.further import ONE_DRAW
 from pacbayes_fl.bounds.holdout import of_losses
 from pacbayes_fl.bounds.losses import require_parts
@@ -24,6 +23,8 @@ from pacbayes_fl.certificates.hypotheses import Hypotheses, Predict, hypotheses_
 from pacbayes_fl.certificates.outputs import AS_LABELS, array_of, said_of
 from pacbayes_fl.certificates.repeats import Repeats, largest_variance
 from pacbayes_fl.certificates.request import loss_of
+from pacbayes_fl.certificates.row_keys import keys_of
+from pacbayes_fl.certificates.rows_alone import asked_again, require_fixed
 from pacbayes_fl.errors import AssumptionError, ShapeError, shown
 
 _MEASURED = ("risk", "variance", "kl", "n", "beta"), ("losses", "risk", "n")
@@ -32,9 +33,7 @@ _LISTED = (*_MEASURED[False], "tandem_risk")
 """Those of a posterior over a list, all pairs of which are known."""
 
 _NEVER = "a prior with some weight on all that the model may draw"
-_ASKED, _TOGETHER = 50, 5  # rows that a predictor is asked for again, and how many at a time
-_FAR = 1e-3
-"""Of a probability, or of the spread of numbers, by which predictions of one row are two; rounding moves them less."""
+_FULLY = 10  # hypotheses that are asked for all parts of the rows, and of draws nearly all that are asked
 
 
 def certify_model(
@@ -108,14 +107,14 @@ def certify_model(
     """
     inputs, targets, chosen = _checked(rows, loss)
     known = hypotheses_of(model, prior, sample, kl, weights, inputs, counts_errors(chosen), log_ratio)
-    y, repeats = _indexed(targets, known.classes), _repeats(keys := _keys(inputs), targets)
+    y, repeats = _indexed(targets, known.classes), _repeats(keys := keys_of(inputs), targets)
     premises = Premises(_of_copies(source, repeats), independent, chosen, tried=tried)
-    record, generator = _bound_of(known, bound, chosen), torch.Generator().manual_seed(int(seed))
+    record, generator = _bound_of(known, bound, chosen), _seeded(seed)
     known, ratio = _drawn_once(known, generator) if "log_ratio" in record.needs else (known, None)
-    kind = _Kind(told=sample is not None or kl is not None, fixed=kl is None or sample is not None)
-    each = _each_loss(_weighed(known, draws, generator), inputs, keys, y, chosen, kind)
-    made = _measured(each, repeats, chosen, known.draw is not None)
-    estimate = None if known.draw is None else MonteCarlo(draws, draws_delta * delta, made.risks, made.variances)
+    drawn, kind = _weighed(known, draws, generator), _kind_of(known, sample, kl, generator)
+    made = _measured(_each_loss(drawn, inputs, keys, y, chosen, kind), repeats, chosen, known.draw is not None)
+    share = float(checked("draws_delta", draws_delta, 0.0) * checked("delta", delta, 0.0))
+    estimate = None if known.draw is None else MonteCarlo(draws, share, made.risks, made.variances)
     return _bounded(record, made, repeats, (known.kl, beta, ratio), (delta, premises, estimate))
 
 
@@ -271,33 +270,10 @@ def _indexed(targets: Any, classes: Any) -> Tensor:
     return torch.tensor([place.get(label, -1) for label in targets.tolist()])
 
 
-def _keys(inputs: Any) -> list[object]:
-    """Give what equal rows of the inputs have in common, by row."""
-    try:
-        table = array_of(inputs)
-    except (ValueError, TypeError, RuntimeError):  # rows of several lengths, or tensors that numpy has no type of
-        table = inputs
-    return [_key(each) for each in table]
-
-
 def _repeats(keys: list[object], targets: Any) -> Repeats:
     seen: dict[object, int] = {}
     pairs = zip(keys, targets.tolist(), strict=True)
     return Repeats(torch.tensor([[seen.setdefault(pair, len(seen)) for pair in pairs]]), False)
-
-
-def _key(row: object) -> object:
-    """Give what equal rows have in common; -0 is 0. Text would leave the middle of a long array out."""
-    if isinstance(row, Tensor):
-        row = array_of(row)
-    if isinstance(row, Mapping):
-        return tuple((name, _key(each)) for name, each in sorted(row.items(), key=repr))
-    if isinstance(row, np.ndarray) and row.dtype != object:
-        return row.shape, (row + 0 if row.dtype.kind in "fc" else row).tobytes()
-    if isinstance(row, np.ndarray | list | tuple):
-        return tuple(map(_key, row))
-    value = row.item() if isinstance(row, np.generic) else row
-    return value if isinstance(value, int | float) and value == value else repr(value)  # 1 is 1.0, and NaN is NaN
 
 
 def _of_copies(source: Source | Provenance, repeats: Repeats) -> Provenance:
@@ -320,10 +296,30 @@ class _Kind(NamedTuple):
     Args:
         told: whether that they are drawn is the caller's word alone.
         fixed: whether each is a predictor that says the same of a row at every call.
+        listed: whether each was given, and not drawn.
+        still: whether a sampler has left its generator alone so far.
     """
 
     told: bool
     fixed: bool
+    listed: bool
+    still: Callable[[], bool]
+
+
+def _kind_of(known: Hypotheses, sample: object, kl: object, generator: torch.Generator) -> _Kind:
+    start = generator.get_state()
+    return _Kind(
+        told=sample is not None or kl is not None,
+        fixed=kl is None or sample is not None,
+        listed=known.listed is not None,
+        still=lambda: sample is not None and torch.equal(generator.get_state(), start),
+    )
+
+
+def _seeded(seed: object) -> torch.Generator:
+    if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
+        raise AssumptionError(f"seed must be a whole number from 0, got {shown(seed)}")
+    return torch.Generator().manual_seed(int(seed))
 
 
 def _each_loss(
@@ -333,66 +329,38 @@ def _each_loss(
 
     What one has done to the inputs is refused where others followed.
     """
-    count, first, alike, parts = 0, None, kind.told, _parts(inputs)
+    count, asked, first, alike, fine, again = 0, 0, None, kind.told, True, asked_again(inputs)
     for weight, one in each:
         said = said_of(one, inputs, y, loss)
-        if first is None:
-            first = said
-            if kind.fixed:
-                _require_rows_alone(one, inputs, parts, said, y)
-        alike = alike and _is_fine(said, y) and torch.equal(said, first)
+        first = said if first is None else first
+        if kind.fixed and weight > 0 and (kind.listed or count & (count - 1) == 0):  # of draws the 1st, 2nd, 3rd, 5th
+            try:
+                require_fixed(one, again, said, y, brief=asked >= _FULLY)
+            except AssumptionError:
+                _require_same_inputs(inputs, keys, count)  # of which it may know nothing
+                raise
+            asked += 1
+        alike, fine = alike and torch.equal(said, first), fine and _is_fine(said, y)
         yield weight, _losses(said, y, loss)
         count += 1
-    if count > 1 and _keys(inputs) != keys:
-        what = "a hypothesis changed the inputs that it was given, which those after it were given too"
-        raise AssumptionError(what, hint="let each work on a copy, such as StandardScaler(copy=True)")
-    if count > 1 and alike:
+    _require_same_inputs(inputs, keys, count - 1)
+    if count > 1 and alike and (fine or kind.still()):
         what = f"a posterior must be drawn from, and all {count} draws of the model predict the same to the last digit"
         hint = "layers that draw while training alone need module.train(), dropout and batch norms in evaluation mode"
-        raise AssumptionError(what, hint=f"{hint}; leave sample and kl out of one predictor, which has no KL")
+        told = "; sample(generator) must draw by the generator, which it left alone" if kind.still() else ""
+        raise AssumptionError(what, hint=f"{hint}{told}; leave sample and kl out of one predictor, which has no KL")
+
+
+def _require_same_inputs(inputs: Any, keys: list[object], before: int) -> None:
+    """Refuse what hypotheses have done to the inputs of those that followed."""
+    if before > 0 and keys_of(inputs) != keys:
+        what = "a hypothesis changed the inputs that it was given, which those after it were given too"
+        raise AssumptionError(what, hint="let each work on a copy, such as StandardScaler(copy=True)")
 
 
 def _is_fine(said: Tensor, y: Tensor) -> bool:
     """Whether draws of weights cannot agree in what they say of all rows, as they can in labels."""
     return said.dim() == 2 or y.is_floating_point()
-
-
-def _parts(inputs: Any) -> list[Any]:
-    """Copy a few rows at a time, before a predictor has changed any; none of a single row."""
-    rows, size = (inputs.iloc if hasattr(inputs, "iloc") else inputs), min(_TOGETHER, len(inputs) // 2)
-    parts = [rows[at : at + size] for at in range(0, min(_ASKED, len(inputs)) - size + 1, size)] if size else []
-    return [each.detach().clone() if isinstance(each, Tensor) else copy.deepcopy(each) for each in parts]
-
-
-def _require_rows_alone(one: Predict, inputs: Any, parts: list[Any], said: Tensor, y: Tensor) -> None:
-    """Refuse a predictor that says something else of the first rows when the others are not there.
-
-    Losses of such predictions are no independent draws, and there is no risk of a row that comes alone. Nothing is
-    found out of predictors of a number of rows of their own, such as of a table of predictions, or that draw.
-    """
-    if not parts:
-        return
-    size = len(parts[0])
-    try:
-        alone = torch.cat([said_of(one, part, y[at * size : (at + 1) * size]) for at, part in enumerate(parts)])
-    except (AssumptionError, ShapeError, ValueError, TypeError, RuntimeError, LookupError, AssertionError):
-        return
-    if _differ(said[: len(alone)], alone) and not _differ(said, said_of(one, inputs, y)):
-        what = f"a predictor must answer a row by itself, and this one says something else where only {size} are there"
-        hint = "fit scalers and the like on other rows: scaler.transform in place of fit_transform"
-        raise AssumptionError(what, hint=f"{hint}; batch norms in evaluation mode")
-
-
-def _differ(said: Tensor, again: Tensor) -> bool:
-    """Whether predictions of the same rows differ by more than rounding, or a label at a tie."""
-    if said.shape != again.shape:
-        return False
-    if said.dim() == 2:
-        far = ((said.exp() - again.exp()).abs() > _FAR).any(1)
-    else:
-        one, other = said.double(), again.double()
-        far = (one - other).abs() > _FAR * one.std(correction=0) + 1e-5 * one.abs().max()
-    return int(far.sum()) > 1 + len(far) / 1000
 
 
 def _losses(said: Tensor, y: Tensor, loss: Any) -> Tensor:

@@ -14,9 +14,10 @@ from pacbayes_fl.bounds.certificate import MonteCarlo, split_delta, trivial_boun
 from pacbayes_fl.bounds.client import alquier, mcallester, seeger
 from pacbayes_fl.bounds.losses import ClippedNLL, LossRange, ZeroOne
 from pacbayes_fl.bounds.premises import Premises, Provenance
+from pacbayes_fl.bounds.record import from_record, to_record
 from pacbayes_fl.bounds.server import server_bound
 from pacbayes_fl.bounds.table import BOUNDS
-from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.errors import AssumptionError, ShapeError
 from tests.bounds.worlds import CLIENT_BOUNDS, twin
 
 FINE = Premises(Provenance("split"), independent=True)
@@ -206,3 +207,22 @@ def test_a_bound_that_float64_cannot_hold_is_none(beta: float, name: str) -> Non
         AssumptionError, match=r"the bound by .* must be finite, at least -inf, got (inf|nan) \(client 1\)"
     ):
         BOUNDS[name].certify(numbers, 0.05, wide)
+
+
+def test_what_is_no_estimate_and_certificates_of_no_client_are_refused() -> None:
+    with pytest.raises(AssumptionError, match=r"monte_carlo must be a MonteCarlo\(draws, delta\), got 1000"):
+        seeger(0.1, 1.0, 10, 0.05, FINE, monte_carlo=1000)  # type: ignore[arg-type]
+    with pytest.raises(ShapeError, match=r"a bound is of one client \[\] or of several \[K\], got none"):
+        seeger(torch.tensor([]), 0.0, 10, 0.05, FINE)
+
+
+def test_shares_of_delta_are_subtracted_in_float64() -> None:
+    """By client, in float32: the parts were above their sum, and the record could not be read."""
+    estimate = MonteCarlo(3, torch.tensor([0.01, 0.02]))
+    for delta in (0.05, torch.tensor([0.05, 0.2])):
+        made = seeger(torch.tensor([0.1, 0.2]), 5.0, 100, delta, FINE, monte_carlo=estimate)
+        parts = sum(torch.as_tensor(part) for part in made.delta_split.values())
+        assert bool((parts <= torch.as_tensor(delta)).all()) and parts.dtype == torch.float64
+        assert torch.equal(from_record(to_record(made)).value, made.value)
+    with pytest.raises(AssumptionError, match="delta must be one number"):
+        seeger(0.1, 5.0, 100, torch.tensor(0.05 + 0j), FINE)

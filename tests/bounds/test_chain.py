@@ -89,7 +89,7 @@ def test_a_step_gains_only_where_more_errors_are_corrected_than_the_nats_over_th
     """Random pairs of errors: of those that gain all obey the claim, and some gain, so that it is no empty one."""
     generator = torch.Generator().manual_seed(4)
     cells = torch._sample_dirichlet(torch.tensor([4.0, 0.3, 1.0, 0.5]).double().expand(4000, 4), generator)
-    both, broken, corrected = cells[:, 1], cells[:, 2] * cells[:, 1], cells[:, 2]
+    both, broken, corrected = cells[:, 1], cells[:, 3] * cells[:, 1], cells[:, 2]
     kls = torch.stack((torch.zeros(4000).double(), 5.0 * torch.rand(4000, generator=generator).double()), 1)
     n = (10.0 ** (1 + 4 * torch.rand(4000, generator=generator).double())).round()
     counts, shares = torch.stack((40.0 * n, n), 1), torch.stack((1 - corrected, both + broken, broken), 1).unsqueeze(1)
@@ -115,3 +115,12 @@ def test_chains_that_do_not_fit_are_refused() -> None:
         bounds.recursive(0.1, shares, gammas, kls, numbers(20, 50), DELTA, FINE)
     soft = Premises(Provenance("data-free"), independent=True, loss=bounds.SaturatingSquare())
     assert "is no 0-1 loss" in str(bounds.recursive(0.1, shares, gammas, kls, counts, DELTA, soft))
+
+
+@pytest.mark.parametrize("wrong", [[0.97, 0.1, 0.2], [0.02, 0.87, 0.05]])
+def test_shares_that_rise_are_no_tails(wrong: list[float]) -> None:
+    """Such as those of F = value: a bound of .14 came of them."""
+    given = numbers(0.5), numbers(2, 1), numbers(2000, 1000), DELTA, FINE
+    with pytest.raises(AssumptionError, match=r"shares must be those of F >= value by value, .* \[0\.[09]"):
+        bounds.recursive(0.2, numbers(*wrong).unsqueeze(0), *given)
+    assert bounds.recursive(0.2, numbers(0.97, 0.1, 0.1).unsqueeze(0), *given).valid

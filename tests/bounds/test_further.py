@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from pacbayes_fl import bounds
 from pacbayes_fl.bounds import MonteCarlo, Premises, Provenance
 from pacbayes_fl.bounds.kl_inverse import binary_kl
 from pacbayes_fl.bounds.moment import log_moment
+from pacbayes_fl.errors import AssumptionError
 
 FINE = Premises(Provenance("data-free"), independent=True)
 DELTA = 0.05
@@ -202,3 +204,9 @@ def test_all_pairs_of_drawn_hypotheses_are_half_as_many_draws() -> None:
         return float(pmf[(value < 4 * chance**2).numpy()].sum())
 
     assert misled(size // 2) <= share < misled(size * (size - 1) // 2)
+
+
+def test_rows_of_clients_that_are_not_alike_have_no_one_mean() -> None:
+    pooled = replace(FINE, average="size-weighted clients")
+    with pytest.raises(AssumptionError, match=r"the anytime bound is on one client's rows, whose losses have one mean"):
+        bounds.anytime(0.1, 5.0, 100, 0.05, pooled)

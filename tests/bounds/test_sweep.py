@@ -183,3 +183,27 @@ def test_a_bound_whose_estimates_cost_more_with_more_rows_has_a_least_number_of_
         AssumptionError, match=r"no number of rows gives 0\.15: with 10\^12 rows the bound 'anytime' is 0\."
     ):
         rows_needed(0.15, "anytime", **AT, monte_carlo=drawn)
+
+
+def test_a_window_of_rows_between_two_powers_of_two_is_found() -> None:
+    """Of a bound that falls and rises; doubling steps over what is enough between them."""
+    given: dict[str, Any] = {"risk": 0.02, "kl": 1.0, "delta": 0.05, "premises": FINE}
+    estimate = MonteCarlo(300, 0.01)
+    rows = [float(n) for n in range(8192, 16385, 8)]
+    values = sweep("anytime", n=rows, monte_carlo=estimate, **given).values
+    least = float(values.min())
+    assert least < min(values[0], values[-1])
+    n = rows_needed(least, "anytime", monte_carlo=estimate, **given)
+    around = sweep("anytime", n=[n - 1.0, float(n)], monte_carlo=estimate, **given).values.tolist()
+    assert 8192 < n < 16384 and around[1] <= least < around[0]
+    said = rf"with 10\^12 rows .*, and its least value 0\.1423\d* with {round(rows[int(values.argmin())] / 1000)}"
+    with pytest.raises(AssumptionError, match=said):
+        rows_needed(least - 1e-6, "anytime", monte_carlo=estimate, **given)
+
+
+def test_errors_that_are_counted_up_are_more_than_their_share() -> None:
+    """At the number of rows that a share of errors makes whole the bound may lie above the target by that rounding."""
+    risk = 0.3333333
+    target = bounds.holdout_binomial(risk, 299999, 0.05, FINE).value.item()
+    n = rows_needed(target, "holdout-binomial", risk=risk, delta=0.05, premises=FINE)
+    assert bounds.holdout_binomial(risk, n, 0.05, FINE).value.item() <= target

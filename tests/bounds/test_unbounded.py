@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -87,4 +88,9 @@ def test_no_other_bound_takes_a_loss_without_a_range_and_its_record_is_json() ->
     one = bounds.sub_gamma(-1.3, 1.0, 50, 7.0, 1.0, 2.0, DELTA, FINE)
     again = bounds.from_record(bounds.to_record(one))
     assert one.valid and torch.equal(again.value, one.value) and again.premises == FINE and not one.vacuous
+    normal = bounds.sub_gamma(1.3, 1.0, 50, 7.0, 1.0, 0.0, DELTA, replace(FINE, loss=bounds.NormalNLL(1.0)))
+    again = bounds.from_record(bounds.to_record(normal))
+    assert normal.valid and again.premises.loss == bounds.NormalNLL(1.0) and torch.equal(again.value, normal.value)
+    with pytest.raises(AssumptionError, match="must be bounded"):
+        bounds.seeger(1.4, 1.0, 50, DELTA, replace(FINE, loss=bounds.NormalNLL(1.0)))
     assert "NLPD of the Gibbs predictor" in str(one) and "inf" not in one.to_json()

@@ -237,13 +237,17 @@ def test_drawn_classifiers_are_scored_by_their_labels() -> None:
     (x, _), (more, _) = data(200), data(200, 1)
     wrong = LogisticRegression().fit(x, step(x) + 1)
     rows: Any = more, step(more)
-    got = certify_model(None, rows=rows, sample=lambda _: wrong, kl=0.0, draws=5, **FINE)
+
+    def drawn(*models: Any) -> Any:
+        return lambda generator: models[int(torch.randint(len(models), (), generator=generator))]
+
+    got = certify_model(None, rows=rows, sample=drawn(wrong, wrong), kl=0.0, draws=5, **FINE)
     assert got.terms["risk"].item() == pytest.approx((wrong.predict(more) != rows[1]).mean())
     words = LogisticRegression().fit(x, np.array(["a", "b"])[step(x)])
     with pytest.raises(AssumptionError, match=r"must have labels 0, 1, \.\.\., got 'a'"):
-        certify_model(None, rows=rows, sample=lambda _: words, kl=0.0, draws=5, **FINE)
+        certify_model(None, rows=rows, sample=drawn(words, words), kl=0.0, draws=5, **FINE)
     rows = more, np.array(["a", "b"])[step(more)]
-    got = certify_model(words, rows=rows, sample=lambda _: words, kl=0.0, draws=5, **FINE)
+    got = certify_model(words, rows=rows, sample=drawn(words, words), kl=0.0, draws=5, **FINE)
     assert got.terms["risk"].item() == pytest.approx((words.predict(more) != rows[1]).mean())
 
 

@@ -724,21 +724,46 @@ def test_a_program_that_standardises_by_its_call_is_refused() -> None:
     assert certify_model(guide, made(lambda x: x / 2), **asked).valid
 
 
-@pytest.mark.parametrize("kind", ["table", "noise", "wide", "frame"])
+@pytest.mark.parametrize("kind", ["wide", "frame", "list"])
 def test_predictors_of_single_rows_are_taken_whatever_they_are(kind: str) -> None:
-    """Predictions that were made before, that draw noise by row, or that rounding moves with the number of rows."""
+    """Such as those that rounding moves with the number of rows."""
     x, y = data(200)
-    stream, before = np.random.default_rng(0), np.where(np.arange(200) % 9, y, 1 - y)
     fitted = LogisticRegression().fit(pd.DataFrame(x), y)
     wide = nn.Sequential(nn.Linear(2, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 2))
-    model: Any = {
-        "table": lambda x: before,
-        "noise": lambda x: (x[:, 0] + stream.normal(size=len(x)) > 0).astype(int),
-        "wide": wide,
-        "frame": fitted,
-    }[kind]
-    frame = pd.DataFrame(x, index=np.linspace(0.0, 1.0, 200))
-    assert certify_model(model, rows=(frame if kind == "frame" else x, y), **FINE).valid
+    model: Any = {"wide": wide, "frame": fitted, "list": lambda rows: np.stack(rows)[:, 0] > 0}[kind]
+    inputs = {"frame": pd.DataFrame(x, index=np.linspace(0.0, 1.0, 200)), "list": [*x]}.get(kind, x)
+    assert certify_model(model, rows=(inputs, y), **FINE).valid
+
+
+def by_chance(generator: torch.Generator) -> Any:
+    """What scikit-learn's random_state gets where a generator is asked for its seed and not for a number."""
+    sign = np.random.default_rng(generator.initial_seed()).choice([1, -1])
+    return lambda x: (sign * x[:, 0] > 0).astype(int)
+
+
+def test_a_sampler_that_leaves_its_generator_alone_is_refused_where_its_labels_agree() -> None:
+    rows = data(100)
+    with pytest.raises(AssumptionError, match=r"all 30 draws .* must draw by the generator, which it left alone"):
+        certify_model(None, sample=by_chance, kl=0.0, rows=rows, draws=30, **FINE)
+    given = iter([by_chance(torch.Generator().manual_seed(seed)) for seed in range(30)])
+    assert certify_model(None, sample=lambda _: next(given), kl=0.0, rows=rows, draws=30, **FINE).valid
+
+
+@pytest.mark.parametrize("how", ["listed", "weighed", "drawn"])
+def test_every_hypothesis_is_asked_for_rows_alone(how: str) -> None:
+    """It was the first one alone, whatever its weight."""
+    x, y = data(200)
+    harmless, scaled = (lambda x: np.zeros(len(x), int)), (lambda x: (x[:, 0] > x[:, 0].mean()).astype(int))
+    given: dict[str, Any] = {"model": [harmless, scaled]}
+    if how == "weighed":
+        given["weights"] = [0.0, 1.0]
+    if how == "drawn":
+        every = iter([harmless, scaled] * 5)
+        given = {"model": None, "sample": lambda _: next(every), "kl": 1.0, "draws": 10}
+    with pytest.raises(AssumptionError, match="must answer a row by itself"):
+        certify_model(**given, rows=(3 * x + 100, y), **FINE)
+    if how == "weighed":  # of no weight it does not matter
+        assert certify_model([harmless, scaled], weights=[1.0, 0.0], rows=(3 * x + 100, y), **FINE).valid
 
 
 def test_what_is_no_loss_is_refused_by_name() -> None:
@@ -758,14 +783,6 @@ def test_rows_of_types_that_numpy_lacks_are_taken() -> None:
     assert got.valid and got.terms["n"] == 40
     asked = {"rows": (list(x.bfloat16()), y), "loss": "0-1"}
     assert certify_model(lambda x: torch.stack(x)[:, 0] > 0, **asked, **FINE).terms["n"] == 40
-
-
-def test_rows_of_long_tables_are_told_apart_and_copies_found() -> None:
-    """The text of a long tensor leaves its middle out."""
-    long = [{"text": torch.zeros(3000), "age": 3} for _ in range(3)]
-    long[1]["text"] = long[1]["text"].index_fill(0, torch.tensor([1500]), 1.0)
-    got = certify_model(lambda x: np.zeros(len(x)), rows=(long, np.zeros(3)), **FINE)
-    assert got.terms["n"] == 2  # the first and the last are one row
 
 
 def test_numbers_that_rounding_or_numpy_has_made_are_taken() -> None:
@@ -792,3 +809,19 @@ def test_a_loss_with_slopes_is_its_values() -> None:
     x, y = data(40)
     got = certify_model(lambda x: x[:, 0], rows=(x, y.astype(float)), loss=Weighed(), **FINE)
     assert not got.value.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"delta": None}, "delta must be one number"),
+        ({"delta": "x"}, "delta must be one number"),
+        ({"draws_delta": None}, "draws_delta must be one number"),
+        ({"seed": "a"}, "seed must be a whole number from 0, got 'a'"),
+        ({"seed": 2**70}, "seed must be a whole number from 0, got 1180591620717411303424"),
+        ({"seed": None}, "seed must be a whole number from 0, got None"),
+    ],
+)
+def test_shares_and_seeds_that_are_no_numbers_are_refused_by_name(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(AssumptionError, match=said):
+        certify_model(nought, rows=data(10), **FINE, **given)
