@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -13,7 +14,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods.base import AnyMethod
-from pacbayes_fl.server.aggregations import Rule
+from pacbayes_fl.server.aggregations import Rule, majority
 from pacbayes_fl.tensors import AnyTree, Tree
 
 _MERGE_EVERY = 32  # calls
@@ -127,13 +128,18 @@ def check(method: AnyMethod, message: AnyTree, clients: int, plan: FederationPla
     if plan.aggregate == "mean":
         return
     method.check_robust(plan.rule)
+    many, most = plan.faulty or 0, majority(plan.suspects)
+    if plan.rule.clips and clients < majority(many):
+        what = f"aggregate = {plan.rule.name!r} with {many} faulty needs {majority(many)} clients, got {clients}"
+        raise StudyError(what, hint="lower federation.faulty: of half of the clients or more no median is the others'")
     drawn = min(clients, plan.cohort or clients)
     joined, least = method.fewest_joined(drawn), plan.rule.needs(plan.suspects)
     if joined < least:
         what = (
             f"aggregate = {plan.rule.name!r} with {plan.suspects} faulty needs {least} clients in a round, got {joined}"
         )
-        raise StudyError(what, hint="lower federation.faulty, or take federation.aggregate = 'clipped'")
+        other = ", or take federation.aggregate = 'clipped'" if clients >= most else ""
+        raise StudyError(what, hint=f"lower federation.faulty{other}")
     leaves = list(tensors.leaves(message).values())
     needed = _COPIES * 8 * drawn * sum(leaf.numel() for leaf in leaves)
     if needed > (there := _memory(leaves[0].device)):
@@ -142,6 +148,25 @@ def check(method: AnyMethod, message: AnyTree, clients: int, plan: FederationPla
             f"{what}, about {needed / 1e9:.3g} GB of {there / 1e9:.3g}, which federation.chunk does not divide",
             hint="lower federation.cohort, or take federation.aggregate = 'mean'",
         )
+
+
+def affordable(method: AnyMethod, clients: int, plan: FederationPlan) -> FederationPlan:
+    """Let fewer clients than a run has, as the federations of trials have, tolerate fewer of them.
+
+    Args:
+        method: the algorithm.
+        clients: of the federation.
+        plan: of the run.
+
+    Returns:
+        The plan with as many faults as the rule takes among these, and with the mean where it takes none.
+    """
+    joined, asked = method.fewest_joined(min(clients, plan.cohort or clients)), plan.faulty is not None
+    for faulty in range(plan.suspects, -1, -1):
+        outvoted = asked and plan.rule.clips and clients < majority(faulty)
+        if plan.rule.needs(faulty) <= joined and not outvoted:
+            return plan if faulty == plan.suspects else replace(plan, faulty=faulty)
+    return replace(plan, aggregate="mean", faulty=None, clip_multiple=None)
 
 
 def check_private(plan: FederationPlan) -> None:

@@ -64,6 +64,8 @@ FILES: Mapping[str, Content] = MappingProxyType(
 NODES: Final = "nodes.json"
 """The file by which the server's side of a deployment is known."""
 
+COMPARISON: Final = "comparison.json"
+"""What a comparison was asked for: methods, seeds, what varies, and every value of each study."""
 RELEASED: Final = "released.json"
 """The file of a release, which is no run folder, that says what it is."""
 

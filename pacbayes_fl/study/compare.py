@@ -32,7 +32,7 @@ from pacbayes_fl.methods.options import flat_options
 from pacbayes_fl.names import to_cell
 from pacbayes_fl.results import records as results
 from pacbayes_fl.results.comparison import FILE, Cell, Comparison, run_folder, scores_sha256, table
-from pacbayes_fl.results.folder import FILES
+from pacbayes_fl.results.folder import COMPARISON, FILES
 from pacbayes_fl.results.manifest import intact, put, read, regain, verify
 from pacbayes_fl.results.records import Result
 from pacbayes_fl.results.rounds import RoundRecord, readable
@@ -43,10 +43,7 @@ from pacbayes_fl.study.file import Study, read_table
 from pacbayes_fl.study.rows import fingerprints, saved_rows
 from pacbayes_fl.study.run import run
 from pacbayes_fl.study.search import choice_file
-from pacbayes_fl.study.storage import origins
-
-COMPARISON: Final = "comparison.json"
-"""What a comparison's folder calls what was asked for: methods, seeds, what varies, and every value of each study."""
+from pacbayes_fl.study.storage import origins, resuming
 
 _FINISHED: Final = ("device", "threads", "checkpoint_every")  # in what a finished run may differ
 
@@ -104,6 +101,8 @@ def compare(
         for seed in range(study.seed, study.seed + seeds)
     ]
     asked = _asked(names, seeds, studies, vary)
+    if out is not None:
+        resuming.refuse_run(Path(out))
     if out is not None and resume:
         _refuse_other(Path(out), asked)
     _check(runs)

@@ -200,3 +200,30 @@ def test_a_refused_search_leaves_no_folder(call: Call, tmp_path: Path) -> None:
     asked = ("tune", "tiny.toml", "--methods", "vanilla-gp", "--folds", 9, "--budget", 2, "--quiet", "--out")
     assert_one_line(call(*asked, "deep/er/best.toml"), "needs at least 9")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.toml"]
+
+
+def test_configurations_that_were_tried_before_count_too(call: Call, tmp_path: Path) -> None:
+    """A search from the winner of another: of each of its three there would have been two more."""
+    named = ("--set", "method.name=vanilla-gp", "--set", "data.options.samples=4", "--folds", 2)
+    assert call("tune", "tiny.toml", "--budget", 3, *named, "--out", "one.toml")[0] == 0
+    assert Study.from_toml(tmp_path / "one.toml").report.certify.tried == 3
+    assert call("tune", "one.toml", "--budget", 2, "--folds", 2, "--out", "two.toml")[0] == 0
+    assert Study.from_toml(tmp_path / "two.toml").report.certify.tried == 6
+    tried = ("--set", "report.certify.tried=200")
+    assert call("tune", "tiny.toml", "--budget", 2, *named, *tried, "--out", "three.toml")[0] == 0
+    assert Study.from_toml(tmp_path / "three.toml").report.certify.tried == 400
+
+
+def test_a_method_of_ones_own_is_found_from_the_folder_of_the_tuned_study(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = "from dataclasses import dataclass\nfrom pacbayes_fl.methods.baselines.vanilla_gp import VanillaGP\n"
+    own += "\n\n@dataclass(frozen=True)\nclass Mine(VanillaGP):\n    'Own.'\n"
+    (tmp_path / "mine.py").write_text(own, encoding="utf-8")
+    (tmp_path / "deep").mkdir()
+    monkeypatch.chdir(tmp_path)
+    name, best = "mine.py:Mine", tune.Trial({"method.steps": 3}, {"rsmse": 1.0})
+    tune.write("tiny.toml", {name: best}, "deep/own.toml", [f"method.name={name}"], {name: 5})
+    got = Study.from_toml("deep/own.toml")
+    assert got.method.name.endswith("mine.py:Mine") and got.report.certify.tried == 5
+    assert got.method.options.steps == 3  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -92,6 +93,41 @@ def test_a_cohort_is_what_a_rule_has_to_do_with() -> None:
     for clients, cohort in ((9, 2), (2, None), (2, 9)):
         with pytest.raises(ValueError, match="needs 3 clients in a round, got 2"):
             reduction.check(s.method, s.message, clients, FederationPlan(aggregate="median", cohort=cohort))
+
+
+def test_no_rule_holds_against_half_of_the_clients_and_none_is_named_for_it() -> None:
+    s = one()
+    for clients, faulty in ((10, 5), (2, 1), (10, 9)):
+        plan = FederationPlan(aggregate="clipped", faulty=faulty)
+        with pytest.raises(ValueError, match=rf"'clipped' with {faulty} faulty needs {2 * faulty + 1} clients, got"):
+            reduction.check(s.method, s.message, clients, plan)
+    reduction.check(s.method, s.message, 11, FederationPlan(aggregate="clipped", faulty=5, cohort=1))
+    for clients, other in ((4, ""), (5, ", or take federation.aggregate = 'clipped'")):
+        plan = FederationPlan(aggregate="median", faulty=2, cohort=3)
+        with pytest.raises(ValueError, match=re.escape(f"(lower federation.faulty{other})")):
+            reduction.check(s.method, s.message, clients, plan)
+
+
+@pytest.mark.parametrize(
+    ("kind", "faulty", "clients", "expected"),
+    [
+        ("trimmed", None, 3, ("trimmed", None)),
+        ("trimmed", None, 2, ("trimmed", 0)),
+        ("trimmed", 2, 4, ("trimmed", 1)),
+        ("multi-krum", None, 2, ("mean", None)),
+        ("clipped", None, 1, ("clipped", None)),
+        ("clipped", 2, 4, ("clipped", 1)),
+        ("mean", None, 1, ("mean", None)),
+    ],
+)
+def test_federations_of_trials_tolerate_as_many_as_they_can(
+    kind: str, faulty: int | None, clients: int, expected: tuple[str, int | None]
+) -> None:
+    """They lack a fifth of the clients: of three with one faulty the trial was refused, and with it the run."""
+    s = one()
+    plan = reduction.affordable(s.method, clients, FederationPlan(aggregate=kind, faulty=faulty))
+    reduction.check(s.method, s.message, clients, plan)
+    assert (plan.aggregate, plan.faulty) == expected
 
 
 @pytest.mark.law

@@ -34,7 +34,7 @@ from pacbayes_fl.study.compare import compare, varied, write
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.run import run
 from tests.hostile import NAMES
-from tests.tiny import on_csv, rows, tiny, write_csv, write_study
+from tests.tiny import on_csv, quick, rows, tiny, write_csv, write_study
 
 RIDGES = ("ridge", "pooled-ridge")
 
@@ -417,3 +417,18 @@ def test_methods_of_a_program_differ_by_a_value_as_those_of_tables_do(tmp_path: 
     assert [one.method.split()[1] for one in compare(other, 1, vary="method.zeta")] == ["zeta=0.1", "zeta=1.0"]
     with pytest.raises(StudyError, match=r"has no value 'method\.zetta'"):
         compare(other, 1, vary="method.zetta")
+
+
+def test_a_run_and_a_comparison_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run's table could not be shown any more, and its page was another's."""
+    one, both = tmp_path / "run", tmp_path / "both"
+    run(tiny(*quick("fedavg")), one)
+    page = sorted(path.name for path in one.iterdir())
+    with pytest.raises(StudyError, match=r"run holds a run, which a comparison would hide \(choose another --out\)"):
+        compare([tiny(*quick("fedavg"))], seeds=1, out=one)
+    assert sorted(path.name for path in one.iterdir()) == page
+    compare([tiny(*quick("fedavg"))], seeds=1, out=both)
+    for resume in (False, True):
+        with pytest.raises(StudyError, match=r"both holds a comparison, whose runs have folders of their own in it"):
+            run(tiny(*quick("fedavg")), both, resume=resume)
+    assert not (both / "study.toml").exists()

@@ -70,7 +70,11 @@ def log_ratio(posterior: Any, prior: Any, draw: Any) -> tuple[Tensor, Tensor]:
         Weights theta [K, D], float64, and the logarithm [K] in nats.
     """
     own = tensors.tree_map(_double, posterior)
-    base = draw.map(_double) if isinstance(draw, SpikeSlabDraw) else tensors.tree_map(_double, draw)
+    base: object
+    if isinstance(draw, SpikeSlabDraw):
+        base = draw.map(_double)
+    else:  # of a family made from a distribution several tensors, in no tree
+        base = tuple(map(_double, draw)) if type(draw) is tuple else tensors.tree_map(_double, draw)
     theta = own.weights(base)
     return theta, log_density(own, theta) - log_density(prior, theta)
 

@@ -16,7 +16,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.division import Cut
 from pacbayes_fl.data.layout import Layout
 from pacbayes_fl.errors import ClientError, NumericalError
-from pacbayes_fl.federation import engine, federation_state, personalisation
+from pacbayes_fl.federation import engine, federation_state, personalisation, reduction
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.methods.recipe import Margin
 from pacbayes_fl.posteriors.predictive import NormalMixture
@@ -364,7 +364,8 @@ class _Trial:
         train, plan = self._groups["existing"].train, study.plan
         least = min(plan.min_clients, train.clients)
         cohort = None if plan.cohort is None else min(plan.cohort, train.clients)
-        self._plan = replace(plan, rounds=max(marks), min_clients=least, cohort=cohort)
+        plan = replace(plan, rounds=max(marks), min_clients=least, cohort=cohort)
+        self._plan = reduction.affordable(self.method, train.clients, plan)
         self._state = federation_state.start(self.method, train, self._plan)
         self._rounds = engine.rounds(self.method, train, self._plan, self._state)
         self._endings, self._used = federation_state.Endings(self._plan, marks), self._state

@@ -28,6 +28,7 @@ from pacbayes_fl.results.metrics import headlines, search_scores
 from pacbayes_fl.study import privacy, residuals
 from pacbayes_fl.study.config import choices
 from pacbayes_fl.study.config.parts import ReportPart
+from pacbayes_fl.study.config.paths import with_references
 from pacbayes_fl.study.config.plugins import blamed
 from pacbayes_fl.study.data import ScaledGroup, load
 from pacbayes_fl.study.evaluate.classification import predictive
@@ -375,18 +376,21 @@ def write(
         target: the TOML file to write.
         sets: assignments that the search was run with; they are written into the study, and options of a method into
             the tables of every chosen method, where as in the search they count more than what stood there.
-        tried: configurations by method, which certificates have to pay for: their rows may have had a part in it.
+        tried: configurations by method, which certificates have to pay for: their rows may have had a part in it. Of a
+            study whose values were chosen among others before, each of these would have led to as many more.
     """
-    table, given = assigned(read_table(path)[0], sets)
+    read, where = read_table(path)
+    table, given = assigned(read, sets)
     own = {part: {**given.get(part, {})} for part in ("method", "model", "federation")}
     given["method"] = {key: own["method"].pop(key) for key in ("name", "preset") if key in own["method"]}
     table = settings.merge(table, given)
     for method, trial in chosen.items():
-        table = settings.merge(table, {"methods": {method: own}})
+        changes: JsonTable = own
         for key, value in trial.values.items():
             part, name = key.split(".")
-            table = settings.merge(table, {"methods": {method: {part: {name: value}}}})
+            changes = settings.merge(changes, {part: {name: value}})
         if method in tried:
-            certify = {"report": {"certify": {"tried": tried[method]}}}
-            table = settings.merge(table, {"methods": {method: certify}})
+            before = Study.from_table(read, where, [*sets, f"method.name={method}"]).report.certify.tried
+            changes = settings.merge(changes, {"report": {"certify": {"tried": before * tried[method]}}})
+        table = settings.merge(table, with_references({"methods": {method: changes}}, Path.cwd()))
     write_atomic(Path(target), settings.to_toml(table).encode())

@@ -15,7 +15,7 @@ from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.results import manifest as results_manifest
 from pacbayes_fl.results import run_failures
-from pacbayes_fl.results.folder import FILES, RELEASED
+from pacbayes_fl.results.folder import COMPARISON, FILES, RELEASED
 from pacbayes_fl.study.config.instances import NO_INSTANCES, Instances
 from pacbayes_fl.study.file import Study, read_table
 from pacbayes_fl.study.rows import held_rows, saved_rows
@@ -23,6 +23,7 @@ from pacbayes_fl.study.search import choice_file
 from pacbayes_fl.study.storage import origins
 from pacbayes_fl.study.storage.saved_meta import SavedMeta
 
+_ANOTHER: Final = "choose another --out"
 _FINISH: Final = "finish the run with --resume"
 _SIGNS: Final = ("study.toml", held_rows.HISTORY, "checkpoints", "metrics.json")
 _WATCHED: Final = ("checkpoints/", "privacy.json")  # have checksums and errors of their own
@@ -51,17 +52,32 @@ def holds_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in _SIGNS)
 
 
-def refuse_release(folder: Path) -> None:
-    """Refuse a folder that has left a run, before anything is written into it.
+def refuse_taken(folder: Path) -> None:
+    """Refuse a folder of a release or of a comparison, before a run is written into it.
 
     Args:
         folder: any.
 
     Raises:
-        StudyError: when it is a release.
+        StudyError: when it is one.
     """
     if (folder / RELEASED).is_file():
-        raise StudyError(f"{folder} is a release of a run, and no run is kept in it", hint="choose another --out")
+        raise StudyError(f"{folder} is a release of a run, and no run is kept in it", hint=_ANOTHER)
+    if (folder / COMPARISON).is_file():
+        raise StudyError(f"{folder} holds a comparison, whose runs have folders of their own in it", hint=_ANOTHER)
+
+
+def refuse_run(folder: Path) -> None:
+    """Refuse a folder that holds a run or has left one, before a comparison is written into it.
+
+    Args:
+        folder: any.
+
+    Raises:
+        StudyError: when it does.
+    """
+    if holds_run(folder) or (folder / RELEASED).is_file():
+        raise StudyError(f"{folder} holds a run, which a comparison would hide", hint=_ANOTHER)
 
 
 def recall(study: Study, folder: Path | None, resume: bool) -> SavedRun:

@@ -93,7 +93,7 @@ class RunFolder:
             StudyError: when it is a release.
             CheckpointError: when another run uses it.
         """
-        resuming.refuse_release(self.path)
+        resuming.refuse_taken(self.path)
         return lock.RunLock(self.path)
 
     def recall(self, study: Study, resume: bool) -> tuple[Study, JsonMapping]:

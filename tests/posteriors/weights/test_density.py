@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributions import Independent, MultivariateNormal, Normal
+from torch.distributions import Independent, Laplace, MultivariateNormal, Normal
 from torch.nn.functional import softplus
 
 from pacbayes_fl import tensors
@@ -14,6 +14,7 @@ from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.weights.density import log_density, log_ratio
+from pacbayes_fl.posteriors.weights.distribution import from_distribution
 from pacbayes_fl.posteriors.weights.full_rank import FullRankNormal
 from pacbayes_fl.posteriors.weights.laplace import DiagonalGaussian, SubnetworkGaussian
 from pacbayes_fl.posteriors.weights.low_rank import LowRankNormal
@@ -48,6 +49,17 @@ def test_densities_are_those_of_torch() -> None:
     }
     for name, one in expected.items():
         torch.testing.assert_close(log_density(family[name], theta), one.log_prob(theta), rtol=1e-12, atol=0)
+
+
+def test_a_family_made_from_a_distribution_draws_tensors_in_no_tree() -> None:
+    """Of which `one-draw` could make nothing: bounds of such runs ended in an error about trees."""
+
+    member: Any = from_distribution(Laplace).member
+    q, p = (member(*made(seed)["mean field"]) for seed in (1, 2))
+    theta, ratio = log_ratio(q, p, q.draw(Noise(0, 0, range(K))))
+    expected = [one.distribution().log_prob(theta) for one in (q, p)]
+    torch.testing.assert_close(ratio, expected[0] - expected[1])
+    assert theta.shape == (K, D) and not torch.equal(theta, q.loc)
 
 
 @pytest.mark.parametrize("name", list(made(0)))
