@@ -226,7 +226,7 @@ def _method(name: str) -> Description:
     facts += [("federated", "rows stay with the clients" if recipe.federated else "no: rows leave the clients")]
     facts += [("rounds", "many" if recipe.rounds else "one: there is nothing to repeat")]
     facts += [("model kinds", ", ".join(kinds_over(recipe.model)))]
-    facts += [("tuned", ", ".join(recipe.search) or "nothing: `tune` has no search space for it")]
+    facts += [("tuned", ", ".join(recipe.search) or "what a study leaves open, and nothing of its own")]
     if recipe.held_out:
         text = 'may be left open as "held-out": rows that a federation was not given choose it'
         facts += [(one.key, text) for one in recipe.held_out]

@@ -231,7 +231,7 @@ class Study:
         if isinstance(parts["model"], GPModel):
             folds = parts["report"].certify.scheme == "folds"
             parts["model"] = parts["model"].settled(recipe, parts["privacy"].epsilon is not None, folds)
-        method = MethodPart(name, preset, settings.parse(recipe.options, options, f"{where} [method]"))
+        method = MethodPart(name, preset, settings.parse(recipe.options, options, f"{where} [method] of {name}"))
         seed = full.get("seed", 0)
         if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
             raise StudyError(f"{where} seed must be a whole number from 0 to 2**32 - 1, got {shown(seed)}")

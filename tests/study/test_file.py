@@ -103,7 +103,7 @@ def test_assigned_leaves_the_table_as_it_was() -> None:
             {"model": {"kernel_width": [1]}},
             "s.toml [model]: unknown key 'kernel_width' (did you mean 'kernel_widths'?)",
         ),
-        ({"method": {"tua": 1.0}}, "s.toml [method]: unknown key 'tua' (did you mean 'tau'?)"),
+        ({"method": {"tua": 1.0}}, "s.toml [method] of pac-pfl: unknown key 'tua' (did you mean 'tau'?)"),
         ({"method": {"name": "pac-plf"}}, "s.toml: unknown method 'pac-plf' (did you mean 'pac-pfl'?)"),
         ({"method": {"name": 3}}, "s.toml: unknown method '3'"),
         ({"method": {"name": float("nan")}}, "s.toml: unknown method 'nan'"),
