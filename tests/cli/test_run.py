@@ -109,8 +109,8 @@ def test_what_a_run_refuses(call: Call, finished: Path, tmp_path: Path, monkeypa
     quiet = ("--quiet", "--out", "new")
     assert_one_line(call("run", "tiny.tom", *quiet), "there is no study 'tiny.tom'")
     assert_one_line(call("run", "polynomail", *quiet), "there is no study 'polynomail' (did you mean 'polynomial'?)")
-    assert_one_line(call("run", "tiny.toml", *quiet, "--set", "method.tua=1"), "tiny.toml [method] of pac-pfl: unknown key 'tua'",
-                    "(did you mean 'tau'?)")  # fmt: skip
+    wrong = call("run", "tiny.toml", *quiet, "--set", "method.tua=1")
+    assert_one_line(wrong, "tiny.toml [method] of pac-pfl: unknown key 'tua'", "(did you mean 'tau'?)")
     assert_one_line(call("run", "tiny.toml", *quiet, "--set", "method=ridge"), "method must be a table, got 'ridge'")
     assert_one_line(call("run", "tiny.toml", *quiet, "--set", "seed"), "--set takes KEY=VALUE, got 'seed'")
     assert_one_line(call("run", "tiny.toml", *quiet, "--seed", "-1"), "seed must be a whole number")
