@@ -13,7 +13,7 @@ STYPE: Final = "numpy.ndarray"
 """Name of the form of `Array.data`: a file of NumPy's format 1.0, in C order."""
 
 _LENGTH: Final = 8  # bytes of the length of the header, which comes first
-_HEADER: Final = 2**24
+_HEADER: Final = 2**24  # bytes of the longest header that is read
 _LARGEST: Final = 2**63  # beyond any size of a tensor
 
 
@@ -74,9 +74,16 @@ def encode(config: JsonMapping, arrays: Mapping[str, Serialised]) -> bytes:
 
     Returns:
         Length of a header, the header in JSON, and the arrays' data one after the other.
+
+    Raises:
+        DeployError: when the header is longer than `decode` reads.
     """
     listed = [[name, one.dtype, list(one.shape), one.stype, len(one.data)] for name, one in arrays.items()]
     header = json.dumps({"config": dict(config), "arrays": listed}).encode()
+    if len(header) > _HEADER:
+        what = f"a message of {len(config)} plain values and {len(listed)} arrays has a header of {len(header)} bytes"
+        hint = "spread the clients over more nodes"
+        raise DeployError(f"{what}, and at most {_HEADER} are read", cause="frame", hint=hint)
     return b"".join([len(header).to_bytes(_LENGTH, "big"), header, *(one.data for one in arrays.values())])
 
 

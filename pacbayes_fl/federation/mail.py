@@ -12,6 +12,7 @@ from pacbayes_fl.federation.messages import Refused, Reply, Request, in_bytes
 from pacbayes_fl.files import JsonTable
 
 TRAIN: Final = "train"
+_COMMON: Final = ("method",)  # of all requests of a round: thousands of characters, more than all else of a request
 
 
 class Mail(Protocol):
@@ -75,15 +76,22 @@ class MailTransport:
 
 
 def pack_requests(requests: Sequence[Request]) -> bytes:
-    """Write the requests to the clients of a node; the parameters, which all have in common, once.
+    """Write the requests to the clients of a node; parameters and method, which all have in common, once.
 
     Args:
         requests: at least one.
 
     Returns:
         The message.
+
+    Raises:
+        DeployError: when there are too many for one message.
     """
-    return frames.encode({"kind": TRAIN, "requests": [dict(one.config) for one in requests]}, in_bytes(requests[0]))
+    common = {key: requests[0].config[key] for key in _COMMON if key in requests[0].config}
+    if any(one.config.get(key) != value for one in requests[1:] for key, value in common.items()):
+        common = {}
+    own: list[JsonTable] = [{key: one.config[key] for key in one.config if key not in common} for one in requests]
+    return frames.encode({"kind": TRAIN, "requests": own, **common}, in_bytes(requests[0]))
 
 
 def unpack_requests(frame: frames.Frame) -> list[Request]:
@@ -101,7 +109,8 @@ def unpack_requests(frame: frames.Frame) -> list[Request]:
     configs = frame.config.get("requests")
     if not isinstance(configs, list) or not all(isinstance(one, dict) for one in configs):
         raise DeployError("what came holds no requests", cause="frame")
-    return [Request(config, frame.arrays) for config in configs]
+    common = {key: frame.config[key] for key in _COMMON if key in frame.config}
+    return [Request({**common, **config}, frame.arrays) for config in configs]
 
 
 def pack_answers(answers: Sequence[tuple[str, Reply | Refused]]) -> bytes:
@@ -112,6 +121,9 @@ def pack_answers(answers: Sequence[tuple[str, Reply | Refused]]) -> bytes:
 
     Returns:
         The message.
+
+    Raises:
+        DeployError: when there are too many for one message.
     """
     said, arrays = list[JsonTable](), dict[str, frames.Serialised]()
     for k, (name, answer) in enumerate(answers):
@@ -141,6 +153,10 @@ def unpack_answers(data: bytes) -> list[tuple[str, Reply | Refused]]:
     said, result = config.get("answers"), list[tuple[str, Reply | Refused]]()
     if not isinstance(said, list) or not all(isinstance(one, dict) for one in said):
         raise DeployError("what came holds no answers", cause="frame")
+    own: dict[str, dict[str, frames.Array]] = {}
+    for key, leaf in arrays.items():
+        place, _, flat = key.partition("/")
+        own.setdefault(place, {})[flat] = leaf
     for k, one in enumerate(said):
         name, refused = one.get("client"), one.get("refused", "")
         if not isinstance(name, str) or not isinstance(refused, str):
@@ -148,6 +164,5 @@ def unpack_answers(data: bytes) -> list[tuple[str, Reply | Refused]]:
         if "refused" in one:
             result.append((name, Refused(refused)))
         else:
-            own = {key.removeprefix(f"{k}/"): leaf for key, leaf in arrays.items() if key.startswith(f"{k}/")}
-            result.append((name, Reply(one.get("config", {}), own)))
+            result.append((name, Reply(one.get("config", {}), own.get(str(k), {}))))
     return result

@@ -56,6 +56,14 @@ def test_bytes_that_were_changed_are_a_message_or_refused(at: int, change: bytes
     assert all(isinstance(one, Array) for one in result.arrays.values())
 
 
+def test_a_header_that_would_not_be_read_is_not_written() -> None:
+    """It was sent, and refused elsewhere as one that is cut short."""
+    with pytest.raises(
+        DeployError, match=r"^a message of 2 plain values and 0 arrays has a header of \d+ bytes.*more nodes"
+    ):
+        frames.encode({"kind": "train", "requests": ["x" * 1024] * 2**14}, {})
+
+
 def with_header(header: object) -> bytes:
     """Put another header in front of the arrays of a whole message."""
     at, text = 8 + int.from_bytes(WHOLE[:8], "big"), json.dumps(header).encode()
