@@ -30,17 +30,18 @@ _HEADER = 512
 _SHOWN = 80
 
 
-def shown(value: object) -> str:
+def shown(value: object, longest: int = _SHOWN) -> str:
     """Quote received text in one short line without control characters.
 
     Args:
         value: anything.
+        longest: characters.
 
     Returns:
-        Its `ascii`, cut after 80 characters.
+        Its `ascii`, cut after so many characters.
     """
-    text = ascii(value[: 2 * _SHOWN]) if isinstance(value, str | bytes) else ascii(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    text = ascii(value[: 2 * longest]) if isinstance(value, str | bytes) else ascii(value)
+    return text if len(text) <= longest else f"{text[:longest]}..."
 
 
 def pack(tree: object, compress: Compress = "none") -> dict[str, Array]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from pacbayes_fl.study.evaluate.points import Total
 
 _LONGEST = 100  # characters of a metric's name
 _MOST = 1000  # metrics of a client
+_WORDS = 400  # characters of what a node says when it refuses
 
 
 class Nodes:
@@ -41,12 +43,13 @@ class Nodes:
         """Take the network."""
         self._mail, self._hellos, self._run, self._seconds = mail, hellos, run, seconds
 
-    def moments(self, roster: Roster, width: int) -> Tensor:
+    def moments(self, roster: Roster, width: int, about: JsonMapping = MappingProxyType({})) -> Tensor:
         """Collect what clients tell of their columns.
 
         Args:
             roster: of all clients.
             width: numbers of one client.
+            about: what nodes compare with their own study before they tell anything.
 
         Returns:
             [K, width], float64, in the order of the roster.
@@ -55,7 +58,8 @@ class Nodes:
             DeployError: when a node does not tell them.
         """
         came = dict[str, Tensor]()
-        for node, frame in answers(self._mail, [*self._hellos], {"kind": "moments"}, self._seconds).items():
+        letter: JsonTable = {"kind": "moments", **about}
+        for node, frame in answers(self._mail, [*self._hellos], letter, self._seconds).items():
             own = [*self._hellos[node].clients]
             like = {"moments": torch.zeros(len(own), width, dtype=torch.float64)}
             try:
@@ -147,7 +151,7 @@ class Nodes:
                 self._warn(node, str(error))
                 continue
             if "refused" in frame.config:
-                self._warn(node, shown(frame.config["refused"]))
+                self._warn(node, shown(frame.config["refused"], _WORDS))
             elif node in self._hellos:
                 came[node] = frame
         for node in self._hellos.keys() - came.keys():
@@ -182,7 +186,7 @@ def answers(mail: Mail, nodes: Sequence[int], letter: JsonTable, seconds: float)
         except DeployError as error:
             raise DeployError(f"node {node}: {error}", cause="frame") from error
         if "refused" in came[node].config:
-            raise DeployError(f"node {node} does not take part: {shown(came[node].config['refused'])}")
+            raise DeployError(f"node {node} does not take part: {shown(came[node].config['refused'], _WORDS)}")
     if silent := [node for node in nodes if node not in came]:
         raise DeployError(f"{len(silent)} of {len(nodes)} nodes did not answer within {seconds:g} s: {silent[:5]}")
     return came

@@ -23,7 +23,7 @@ from pacbayes_fl.federation.wire import expected_update
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.results.records import Result
-from pacbayes_fl.study.deployment import node_run, roster
+from pacbayes_fl.study.deployment import agreement, node_run, roster
 from pacbayes_fl.study.deployment.roster import Hello
 from pacbayes_fl.study.evaluate import points
 from pacbayes_fl.study.file import Study
@@ -44,6 +44,7 @@ class Released(NamedTuple):
         shared: how columns are scaled.
         spent: ledger of a private run; None of any other.
         released: its releases.
+        units: of its study, see `agreement.units`.
     """
 
     method: AnyMethod
@@ -52,6 +53,7 @@ class Released(NamedTuple):
     shared: Shared
     spent: bytes | None
     released: int | None
+    units: JsonMapping
 
 
 class StudyNode:
@@ -87,6 +89,7 @@ class StudyNode:
         self._results, self._told, self._remembered = results, made, ""
         self._division = held_rows.divide(study, own)
         known = self._division.dataset
+        self._units = agreement.units(study, known)
         self._telling = roster.telling(study, known)
         self._settled = self._telling is None
         self._scale(roster.settle(study, known) if self._settled else roster.rehearsed(study, known))
@@ -157,6 +160,7 @@ class StudyNode:
         if kind == "moments":
             if self._telling is None:
                 raise DeployError("moments of columns are not told: deploy.share of the node's study has none")
+            self._agree(config)
             told = roster.told(self.study, self._division.dataset, self._telling)
             return frames.encode({"clients": [*self.hello.clients]}, dict(arrays.pack({"moments": told})))
         if kind == "join":
@@ -177,10 +181,7 @@ class StudyNode:
         run, finished, text = config.get("run"), config.get("round"), config.get("scaling", "")
         if not isinstance(run, str) or type(finished) is not int or not isinstance(text, str):
             raise DeployError("the server names no run to join")
-        for key, own in (("seed", self.study.seed), ("compress", self.study.deploy.compress)):
-            if config.get(key, own) != own:
-                other = arrays.shown(config[key])
-                raise DeployError(f"{key} is {own!r} in the node's study and {other} in the server's")
+        self._agree(config)
         if self._telling is not None:
             if not text:
                 raise DeployError("the server does not say how columns are scaled: its study shares no moments")
@@ -191,6 +192,12 @@ class StudyNode:
             text = "nothing is remembered here of %s in this run: joining as new after round %d"
             _LOG.warning(text, ", ".join(lost[:5]), finished)
         return new
+
+    def _agree(self, config: JsonMapping) -> None:
+        """Refuse a server whose study differs in what a node cannot see in a round's requests."""
+        own = {"seed": self.study.seed, "compress": self.study.deploy.compress}
+        agreement.check(own, {key: config.get(key, value) for key, value in own.items()})
+        agreement.check(self._units, config.get("units", self._units))
 
     def _remember(self) -> None:
         """Write down which rows the run sees, where it must not see all: of rows that change it would not be known.
@@ -247,9 +254,10 @@ class StudyNode:
             folder: a run folder of the node's own clients.
 
         Raises:
-            DeployError: when the release is of another method.
+            DeployError: when the release is of another method, or in other units.
             CheckpointError: as `node_run.finish`.
         """
+        agreement.check(self._units, known.units, "the release's")
         if not self._settled:
             self._scale(known.shared)
             self._settled = True

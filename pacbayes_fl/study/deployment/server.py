@@ -30,7 +30,7 @@ from pacbayes_fl.results.records import Result, environment
 from pacbayes_fl.results.rounds import RoundRecord, truncate_rounds
 from pacbayes_fl.study import privacy
 from pacbayes_fl.study.callbacks import Told
-from pacbayes_fl.study.deployment import roster
+from pacbayes_fl.study.deployment import agreement, roster
 from pacbayes_fl.study.deployment.gather import Nodes, answers, rows_of
 from pacbayes_fl.study.deployment.roster import Hello, Roster
 from pacbayes_fl.study.evaluate import described, points
@@ -109,9 +109,10 @@ def serve(
         opening = study, method, state, known.batch, folder.path, folder.released, numbers
         aggregator = privacy.open_private(*opening)
         nodes = Nodes(mail, hellos, run, waits.nodes)
-        shared = folder.scaling(schema) or _scaling(study, nodes, known, telling, aggregator)
+        agreed = {"seed": study.seed, "compress": study.deploy.compress, "units": agreement.units(study, known.schema)}
+        shared = folder.scaling(schema) or _scaling(study, nodes, known, telling, aggregator, agreed)
         records = _opened(folder, study, known, shared, run, state.round)
-        _joined(nodes, study, shared, schema, state.round)
+        _joined(nodes, shared, schema, state.round, agreed, telling is not None)
         owners = {name: node for node, hello in hellos.items() for name in hello.clients}
         seconds = study.deploy.deadline if waits.round is None else waits.round
         nodes = Nodes(mail, hellos, run, seconds)
@@ -144,10 +145,15 @@ def _restored(
 
 
 def _scaling(
-    study: Study, nodes: Nodes, known: Roster, telling: roster.Telling | None, aggregator: PrivateAggregator | None
+    study: Study,
+    nodes: Nodes,
+    known: Roster,
+    telling: roster.Telling | None,
+    aggregator: PrivateAggregator | None,
+    agreed: JsonTable,
 ) -> Shared:
     """Settle how columns are scaled, by what clients tell."""
-    came = None if telling is None else nodes.moments(known, telling.width)
+    came = None if telling is None else nodes.moments(known, telling.width, agreed)
     releases = None if aggregator is None else aggregator.outside
     return roster.settle(study, known.dataset(study.data.bounds), came, releases)
 
@@ -209,10 +215,10 @@ def _check_claims(hellos: Mapping[int, Hello], claims: Mapping[int, Sequence[str
                 raise DataError(what, client=name)
 
 
-def _joined(nodes: Nodes, study: Study, shared: Shared, schema: tables.Dataset, round: int) -> None:
+def _joined(nodes: Nodes, shared: Shared, schema: tables.Dataset, round: int, agreed: JsonTable, scales: bool) -> None:
     """Let the nodes join the run, and name those that have lost what they knew of it."""
-    about: JsonTable = {"seed": study.seed, "compress": study.deploy.compress}
-    if roster.telling(study, schema) is not None:
+    about = dict(agreed)
+    if scales:
         about["scaling"] = scaling.to_json(shared, schema).decode()
     lost = [name for name, begins in nodes.join(round, about).items() if begins]
     if round and lost:

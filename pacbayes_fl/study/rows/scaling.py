@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, cast, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from pacbayes_fl.results.folder import FILES
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.study.config.parts import DataPart
 from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.rows import column_kinds
 from pacbayes_fl.study.rows.target_power import settle_transform
 
 MESSAGE: Final = "scaling"
@@ -94,7 +95,7 @@ def settle(
     for name in data.column_scale:
         if name not in columns and name not in data.categorical:
             raise StudyError(f"[data] column_scale: no column {name!r}", hint=settings.nearest(name, columns))
-    asked = _asked(study, dataset)
+    asked = column_kinds.asked(data, columns, dataset.classes is not None)
     why, private = alone, study.privacy.epsilon is not None
     if private:
         why = "a private run releases nothing else of others' rows"
@@ -166,19 +167,6 @@ def bounds_of(data: DataPart, features: Sequence[str]) -> Bounds:
     return Bounds(*data.bounds, *at)
 
 
-def _asked(study: Study, dataset: tables.Dataset) -> list[ColumnScale | None]:
-    """Say how a study scales every column, whatever its rows are; None of a column that it leaves open."""
-    data, columns = study.data, names(dataset)
-    default: ColumnScale | None = None if data.scale in ("client", "held-out") else cast(ColumnScale, data.scale)
-    usual = data.same_for_all(columns)
-    asked = [
-        data.column_scale.get(name) or data.column_scale.get(data.column_of(name)) or usual.get(name, default)
-        for name in columns
-    ]
-    last = asked[-1] or "client"  # a target that tells clients apart is for a method to learn
-    return [*asked[:-1], "none" if dataset.classes is not None else last]
-
-
 def _released(message: MomentMessage, told: Tensor, columns: list[str], releases: Releases) -> Shared:
     """Scale columns by the mean of the clients' messages; what it is a function of beside the rows is public."""
     about = json.dumps([columns, message.kinds, message.low.tolist(), message.high.tolist(), message.summaries])
@@ -204,7 +192,7 @@ def outside(study: Study, dataset: tables.Dataset) -> MomentMessage | None:
     data, columns = study.data, names(dataset)
     if study.privacy.epsilon is None or dataset.feature_shape:
         return None
-    kinds = [kind or "client" for kind in _asked(study, dataset)]
+    kinds = [kind or "client" for kind in column_kinds.asked(data, columns, dataset.classes is not None)]
     summaries = data.client_inputs == "summaries" and dataset.classes is None
     needed = [at for at, kind in enumerate(kinds) if kind in FEDERATED]
     if summaries and len(columns) - 1 not in needed:

@@ -13,6 +13,7 @@ from pacbayes_fl.privacy.accounting import Budget
 from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.study.data import load
+from pacbayes_fl.study.deployment import agreement
 from pacbayes_fl.study.deployment.node import Released, StudyNode
 from pacbayes_fl.study.deployment.node_folder import NodeFolder
 from pacbayes_fl.study.file import Study
@@ -51,7 +52,15 @@ def results_of(study: Study, folder: Path, clients: Sequence[str] = (), release:
         spent = (release / ledger.NAME).read_bytes()
         simulated = study.privacy.randomness == "simulation"
         released = len(Ledger(release, Budget(sys.float_info.max, 0.0), simulated=simulated))
-    model = Released(known.method, known.server, known.round, known.shared, spent, released)
+    model = Released(
+        known.method,
+        known.server,
+        known.round,
+        known.shared,
+        spent,
+        released,
+        agreement.units(known.study, known.schema),
+    )
     of = (release / SIGN).read_bytes(), study.to_toml().encode(), "\n".join(sorted(clients)).encode()
     path = place.results(hashlib.sha256(b"\0".join(of)).hexdigest()[:16])
     with place.lock():
