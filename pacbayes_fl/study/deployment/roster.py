@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import statistics
 import unicodedata
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +19,7 @@ from pacbayes_fl.data.layout import CLASSES
 from pacbayes_fl.data.private_moments import MomentMessage
 from pacbayes_fl.data.scaling import FEDERATED, Shared
 from pacbayes_fl.data.sent_moments import SentMoments, width
-from pacbayes_fl.errors import UNREADABLE, DataError, DeployError, PrivacyError, StudyError, caller_stacklevel
+from pacbayes_fl.errors import UNREADABLE, DataError, DeployError, PrivacyError, StudyError
 from pacbayes_fl.federation.arrays import DTYPES, shown
 from pacbayes_fl.federation.remote_player import Elsewhere, roster
 from pacbayes_fl.files import JsonMapping, JsonTable
@@ -29,6 +27,7 @@ from pacbayes_fl.privacy.outside import Rehearsal, Releases
 from pacbayes_fl.study import residuals
 from pacbayes_fl.study.config.gp_model import GPModel
 from pacbayes_fl.study.data import ScaledGroup
+from pacbayes_fl.study.deployment import claims
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.rows import scaling
 from pacbayes_fl.study.rows.table_checks import check_classes
@@ -37,8 +36,6 @@ ALONE: Final = "every node of a deployment knows its own rows alone"
 
 
 _ROWS: Final = 2**40  # of a client
-_FEWEST: Final = 4  # clients, of whom one can stand out
-_HEAVY: Final = 30  # times the rows of the client in the middle
 _INPUT: Final = 2**28  # numbers of one input
 _CONTROL: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})  # Unicode's control characters, surrogates and ends of lines
 MOMENTS: Final = f"{ALONE}; deploy.share with 'moments' lets them send these"
@@ -305,7 +302,8 @@ class Roster:
             clients |= node.clients
             new |= {*node.new}
         check_names(sorted(clients.keys() | new))
-        _say_heavy(clients)
+        advice = "deploy.share without 'rows' lets all clients weigh alike"
+        claims.say_heavy(clients, "every average by rows follows", advice)
         if classes not in (None, first.classes):
             what = f"nodes have {first.classes} classes, and the server's study states data.classes = {classes}"
             raise DataError(what, hint="state the same at all nodes")
@@ -314,16 +312,6 @@ class Roster:
         y = torch.zeros(1, 1, dtype=DTYPES[first.dtypes[1]], device=device)
         like = ClientBatch(x, y, torch.ones_like(y, dtype=torch.bool), (0,), ("",))
         return cls(roster(dict(sorted(clients.items())), like), first.schema)
-
-
-def _say_heavy(clients: Mapping[str, int]) -> None:
-    """Warn of the one client of four or more whose rows, which nobody can count, would outweigh all others'."""
-    name = max(clients, key=clients.__getitem__)
-    most, rest = clients[name], [rows for other, rows in clients.items() if other != name]
-    if len(clients) >= _FEWEST and most > max(sum(rest), _HEAVY * statistics.median(rest)):
-        what = f"client {name!r} says that it has {most} training rows, the {len(rest)} others {sum(rest)} together"
-        advice = "every average by rows follows it; deploy.share without 'rows' lets all clients weigh alike"
-        warnings.warn(f"{what}: {advice}", stacklevel=caller_stacklevel())
 
 
 class Telling(NamedTuple):
@@ -375,7 +363,11 @@ def told(study: Study, dataset: tables.Dataset, telling: Telling) -> Tensor:
 
 
 def settle(
-    study: Study, dataset: tables.Dataset, came: Tensor | None = None, releases: Releases | None = None
+    study: Study,
+    dataset: tables.Dataset,
+    came: Tensor | None = None,
+    releases: Releases | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> Shared:
     """Determine how every column is scaled, by what clients have told.
 
@@ -384,6 +376,8 @@ def settle(
         dataset: of a node, or the columns of all of them.
         came: what the clients of the dataset have told [K, width]; None where they tell nothing.
         releases: of a private run, makes the one release of what was told.
+        sizes: training rows that each client has told beside it, by name; not looked at in a private run, or where
+            `deploy.share` has no rows.
 
     Returns:
         What all clients' scaling has in common.
@@ -391,14 +385,16 @@ def settle(
     Raises:
         StudyError, PrivacyError: when columns are to be scaled by moments of all clients' rows, which are not told.
         ShapeError: when what was told is no moments.
+        DeployError: when all moments are of other numbers of rows than were told.
     """
     if came is None:
         return scaling.settle(study, dataset, alone=MOMENTS)
     if releases is not None:
         return scaling.settle(study, dataset, releases, sent=scaling.Sent(messages=came))
     names, columns = dataset.groups["existing"].train.names, len(dataset.features) + 1
-    sent = scaling.Sent(SentMoments.from_rows(names, came, columns, dataset.classes is not None))
-    return scaling.settle(study, dataset, sent=sent)
+    moments = SentMoments.from_rows(names, came, columns, dataset.classes is not None)
+    moments = claims.agreeing(moments, sizes if "rows" in shares(study) else None)
+    return scaling.settle(study, dataset, sent=scaling.Sent(moments))
 
 
 def rehearsed(study: Study, dataset: tables.Dataset) -> Shared:

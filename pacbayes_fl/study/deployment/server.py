@@ -155,7 +155,7 @@ def _scaling(
     """Settle how columns are scaled, by what clients tell."""
     came = None if telling is None else nodes.moments(known, telling.width, agreed)
     releases = None if aggregator is None else aggregator.outside
-    return roster.settle(study, known.dataset(study.data.bounds), came, releases)
+    return roster.settle(study, known.dataset(study.data.bounds), came, releases, known.sizes)
 
 
 def _scored(
