@@ -116,7 +116,9 @@ def print_table(result: Result) -> None:
     names = comparison.shown_columns(result)
     rows: dict[str, list[_Row]] = {}
     for group, entry in result.summary()["groups"].items():
-        title = f"{group}, {counted(entry['n_clients'], 'client')}"
+        every = result.labels.get("group_sizes", {}).get(group)  # where nodes did not tell of all
+        known = f"{entry['n_clients']} of " if every else ""
+        title = f"{group}, {known}{counted(every or entry['n_clients'], 'client')}"
         rows[title] = [
             _Row(name, *_statistics(results), worst([result], group, name))
             for name in names

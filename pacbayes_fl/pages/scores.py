@@ -73,8 +73,9 @@ def results(result: Result) -> Element:
     Returns:
         A table of every group and metric, and boxes.
     """
-    summary, lines = result.summary()["groups"], []
+    summary, lines, sizes = result.summary()["groups"], [], result.labels.get("group_sizes", {})
     for group, entry in summary.items():
+        of = f" of {sizes[group]}" if group in sizes else ""
         for name in shown_columns(result):
             if (own := nested(entry, name)) is None:
                 continue
@@ -83,7 +84,7 @@ def results(result: Result) -> Element:
             lines.append(
                 (
                     label(name, result),
-                    f"{group} ({own.get('n_clients', entry['n_clients'])})",
+                    f"{group} ({own.get('n_clients', entry['n_clients'])}{of})",
                     better(name, result) or "–",
                     number(own["mean"]),
                     f"{number(low)} to {number(high)}",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -23,10 +24,8 @@ Function = Callable[..., "Tensor"]
 PERSONAL: Final = "pm"
 MODELS: Final[Mapping[str, str]] = MappingProxyType({PERSONAL: "personal model", "gm": "global model"})
 """The models of a classifier, by the first part of the names of their scores."""
-MEAN_WEIGHTS: Final = "mean_weights"
-"""Middle part of a score that is taken at the mean of the weights instead of averaged over draws of them."""
-VALIDATION: Final = "validation"
-"""First part of a score that is of validation rows."""
+MEAN_WEIGHTS: Final = "mean_weights"  # middle part of a score at the mean of the weights, not averaged over draws
+VALIDATION: Final = "validation"  # first part of a score that is of validation rows
 PARTS: Final = MappingProxyType({**MODELS, MEAN_WEIGHTS: "at the mean weights", VALIDATION: "validation rows"})
 """What the parts of a score's name in front of its metric mean."""
 
@@ -80,6 +79,7 @@ class Metric:
         headline: whether it is the score of its task that learning curves, progress and sweeps show; one per task.
         search: under which name a search can make it small; not at all where empty.
         summed: the number of a row from whose mean a search computes it, the first for every task.
+        ends: least and largest value that it can have; None where there is no end.
         values: of the options, by setting.
 
     Example:
@@ -108,6 +108,7 @@ class Metric:
     headline: bool = False
     search: str = ""
     summed: Literal["loss", "log density", ""] = ""
+    ends: tuple[float | None, float | None] = (None, None)
     values: JsonMapping = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -165,8 +166,10 @@ _CALIBRATION = "pacbayes_fl.metrics.calibration"
 _STANDARD = "standard deviations of the client's targets"
 _BINNED = "top-label, {calibration_bins} bins of equal width (lo, hi] on [0, 1]"
 
+_positive, _share = partial(Metric, ends=(0.0, None)), partial(Metric, ends=(0.0, 1.0))
+
 _ROWS = (
-    Metric(
+    _positive(
         name="rsmse",
         label="RSMSE",
         unit="",
@@ -182,7 +185,7 @@ _ROWS = (
         search="rsmse",
         summed="loss",
     ),
-    Metric(
+    _positive(
         name="rmse",
         label="RMSE",
         unit=_STANDARD,
@@ -193,7 +196,7 @@ _ROWS = (
         raw="times unit",
         run=(RAW,),
     ),
-    Metric(
+    _share(
         name="ce",
         label="calibration error",
         unit="",
@@ -222,7 +225,7 @@ _ROWS = (
         search="nlpd",
         summed="log density",
     ),
-    Metric(
+    _positive(
         name="crps",
         label="CRPS",
         unit=_STANDARD,
@@ -234,7 +237,7 @@ _ROWS = (
         run=(PLAIN,),
         comparison=(PLAIN,),
     ),
-    Metric(
+    _share(
         name=COVERAGE,
         label="coverage of the 95 % interval",
         unit="",
@@ -243,7 +246,7 @@ _ROWS = (
         tasks=("regression",),
         meaning="share of targets inside the central 95 % interval",
     ),
-    Metric(
+    _share(
         name="accuracy",
         label="accuracy",
         unit="",
@@ -259,7 +262,7 @@ _ROWS = (
         search="error",
         summed="loss",
     ),
-    Metric(
+    _positive(
         name="nll",
         label="negative log likelihood",
         unit="nats per row",
@@ -282,10 +285,11 @@ _ROWS = (
         tasks=("classification",),
         meaning="squared distance between probabilities and label, summed over classes, mean over rows",
         note="sum over classes, in [0, 2]",
+        ends=(0.0, 2.0),
         run=ALL_MODELS[:1],
         comparison=ALL_MODELS[:1],
     ),
-    Metric(
+    _share(
         name="ece",
         label="expected calibration error",
         unit="",
@@ -300,7 +304,7 @@ _ROWS = (
         comparison=ALL_MODELS,
         boxes=ALL_MODELS[:1],
     ),
-    Metric(
+    _share(
         name="mce",
         label="maximum calibration error",
         unit="",

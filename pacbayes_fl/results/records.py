@@ -37,7 +37,9 @@ SUPPOSED: Final = "_if_noise_were_secret"
 SIMULATED_EPSILON: Final = f"epsilon{SUPPOSED}"
 """What an epsilon is called whose noise came from a seed, and so hides nothing from whoever knows that seed."""
 TASKS: Final = ("regression", "classification")
-_LABELS: Final = MappingProxyType({"privacy": dict, "selections": dict, "calibration_bins": int})  # what tables print
+_LABELS: Final = MappingProxyType(
+    {"privacy": dict, "selections": dict, "calibration_bins": int, "group_sizes": dict}
+)  # what tables print
 _PACKAGES: Final = ("pacbayes_fl", "torch", "gpytorch", "linear_operator", "pyro-ppl", "numpy", "safetensors")
 
 

@@ -58,6 +58,8 @@ def test_a_table_shows_mean_interval_median_and_the_worst_client(capsys: Capture
     assert row.split() == ["rsmse", "3.000", "[1.000,", "6.000]", "2.000", "c2", "6.000"]
     assert empty.split() == ["ce", "-", "[-,", "-]", "-"]
     assert odd == "existing ce: mean over 0 of 3 clients; c0: nan, c1: nan, c2: nan"
+    print_table(Result("s", "ridge", 4, "regression", clients=rows, labels={"group_sizes": {"existing": 5}}))
+    assert capsys.readouterr().out.splitlines()[2] == "existing, 3 of 5 clients"
 
 
 def test_methods_stand_below_each_other_by_metric_and_group(capsys: Captured) -> None:

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from pacbayes_fl import cli, metrics, plots
 from pacbayes_fl.plots.style import metric_label
+from pacbayes_fl.posteriors.classes import ClassMixture
+from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.results import metrics as table
 from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.comparison import direction
@@ -75,6 +77,23 @@ def test_a_record_calls_the_function_that_it_names_with_its_options(name: str, m
     settings = {option.setting: f"{option.setting} of a study" for option in metric.options}
     assert metric.at(settings)(None, y, y > 0) is y
     assert got == {option.argument: settings[option.setting] for option in metric.options}
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_scores_lie_between_the_ends_that_a_record_states(name: str) -> None:
+    """Of good, bad and sure predictions; what has no end goes beyond any that could be stated."""
+    metric, draw = METRICS[name].at({}), torch.Generator().manual_seed(0)
+    mean, y = torch.randn(2, 40, 9, generator=draw, dtype=torch.float64)
+    log_probs = (5 * torch.randn(40, 9, 3, generator=draw, dtype=torch.float64)).log_softmax(-1)
+    labels, mask = torch.randint(3, (40, 9), generator=draw), torch.ones(40, 9, dtype=torch.bool)
+    regression = "regression" in metric.tasks
+    for width in (1e-3, 1.0, 30.0):
+        normal = NormalMixture(mean.new_zeros(40, 1), mean.unsqueeze(1), torch.full_like(mean, width).unsqueeze(1))
+        made: Any = normal if regression else ClassMixture((log_probs / width).log_softmax(-1))
+        scores = metric(made, y if regression else labels, mask)
+        low, high = metric.ends
+        assert (low is None or bool((scores >= low).all())) and (high is None or bool((scores <= high).all()))
+    assert metric.ends != (None, None) or metric.raw == "log density"
 
 
 def test_labels_say_the_values_of_options() -> None:

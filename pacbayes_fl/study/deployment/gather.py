@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import client_id
-from pacbayes_fl.errors import UNREADABLE, DataError, DeployError, PacBayesFLError, caller_stacklevel
+from pacbayes_fl.errors import UNREADABLE, DataError, DeployError, PacBayesFLError, caller_stacklevel, listed
 from pacbayes_fl.federation import arrays, frames, public
 from pacbayes_fl.federation.arrays import shown
 from pacbayes_fl.federation.federation_state import FederationState
@@ -19,13 +20,15 @@ from pacbayes_fl.federation.frames import Array, Frame
 from pacbayes_fl.federation.mail import Mail
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods.base import AnyMethod
-from pacbayes_fl.results.client_rows import ClientRow
+from pacbayes_fl.results.client_rows import GROUPS, ClientRow
+from pacbayes_fl.results.metrics import metric_of
 from pacbayes_fl.study.deployment.roster import Hello, Roster
 from pacbayes_fl.study.evaluate import points
 from pacbayes_fl.study.evaluate.points import Total
 
 _LONGEST = 100  # characters of a metric's name
 _MOST = 1000  # metrics of a client
+_ROUNDING = 1e-6  # beyond the ends of a metric
 _WORDS = 400  # characters of what a node says when it refuses
 
 
@@ -111,7 +114,7 @@ class Nodes:
         return points.means(parts)
 
     def finish(
-        self, method: AnyMethod, state: FederationState, seed: int, spent: bytes | None, released: int | None
+        self, method: AnyMethod, state: FederationState, seed: int, spent: bytes | None, about: JsonMapping
     ) -> dict[int, Frame]:
         """Let nodes make models and scores of their clients after the last round, and tell what they share.
 
@@ -120,13 +123,13 @@ class Nodes:
             state: after it.
             seed: with which the federation began.
             spent: ledger of a private run.
-            released: how many releases the state has seen.
+            about: how many releases the state has seen, as "released", and whether "metrics" are to be told.
 
         Returns:
             Answers by node; a warning names who gave none.
         """
         more = {} if spent is None else {"ledger": Array("", (), "", spent)}
-        return self._after("finish", method, state, seed, more, released)
+        return self._after("finish", method, state, seed, more, about)
 
     def _after(
         self,
@@ -135,26 +138,34 @@ class Nodes:
         state: FederationState,
         seed: int,
         more: Mapping[str, Array],
-        released: int | None = None,
+        about: JsonMapping = MappingProxyType({}),
     ) -> dict[int, Frame]:
         model = Array("", (), "", public.to_bytes(method, state.server, seed))
-        letter: JsonTable = {"kind": kind, "run": self._run, "round": state.round, "halved": state.watch.halved}
+        letter: JsonTable = {
+            "kind": kind,
+            "run": self._run,
+            "round": state.round,
+            "halved": state.watch.halved,
+            **about,
+        }
         came, there, letters = dict[int, Frame](), self._hellos.keys() & {*self._mail.nodes()}, dict[int, bytes]()
         for node in sorted(there):
             own = {name: first for name, first in state.watch.since.items() if name in self._hellos[node].clients}
-            config: JsonTable = {**letter, "released": released, "uncounted": own}
-            letters[node] = frames.encode(config, {"model": model, **more})
+            letters[node] = frames.encode({**letter, "uncounted": own}, {"model": model, **more})
+        said = set[int]()  # what is wrong with their answers
         for node, answer in self._mail.ask(letters, self._seconds):
             try:
                 frame = frames.decode(answer)
             except DeployError as error:
                 self._warn(node, str(error))
+                said.add(node)
                 continue
             if "refused" in frame.config:
+                said.add(node)
                 self._warn(node, shown(frame.config["refused"], _WORDS))
             elif node in self._hellos:
                 came[node] = frame
-        for node in self._hellos.keys() - came.keys():
+        for node in sorted(self._hellos.keys() - came.keys() - said):
             what = f"no answer that counts within {self._seconds:g} s" if node in there else "it is gone"
             self._warn(node, what)
         return came
@@ -223,15 +234,58 @@ def rows_of(came: Mapping[int, Frame], hellos: Mapping[int, Hello], roster: Rost
     return sorted(found.values(), key=lambda row: (row.group != "existing", known.get(row.name, 0), row.name))
 
 
+def absent(rows: Sequence[ClientRow], hellos: Mapping[int, Hello]) -> JsonTable:
+    """Say whose scores did not come, so that nobody takes a table of some clients for one of all.
+
+    Args:
+        rows: lines that came, as of `rows_of`.
+        hellos: what nodes have said of themselves.
+
+    Returns:
+        Of a run's labels: "group_sizes", of groups of which not all clients have a line, how many there are.
+
+    Warns:
+        UserWarning: naming clients without a line, and those without a number that others of their group have.
+    """
+    sizes = dict[str, int]()
+    for group in GROUPS:
+        own = {row.name: row.metrics for row in rows if row.group == group}
+        every = [name for hello in hellos.values() for name in (hello.clients if group == "existing" else hello.new)]
+        if lost := sorted({*every} - own.keys()):
+            sizes[group] = len(every)
+            what = f"clients.csv and all means are of {len(own)} of {len(every)} {group} clients"
+            warnings.warn(f"{what}, without {listed([*map(repr, lost)])}", stacklevel=caller_stacklevel())
+        taken = Counter(metric for metrics in own.values() for metric in metrics)
+        usual = [metric for metric, count in taken.items() if 2 * count >= len(own)]
+        short = {name: [one for one in usual if math.isnan(own[name].get(one, math.nan))] for name in own}
+        texts = [f"{name!r} ({listed([*map(shown, lacks)], 3)})" for name, lacks in short.items() if lacks]
+        if texts:
+            what = f"{group} clients without a number for a metric, which means leave out: {listed(texts)}"
+            warnings.warn(f"{what}; it was not told, or they have no test rows for it", stacklevel=caller_stacklevel())
+    return {"group_sizes": sizes} if sizes else {}
+
+
 def _row(line: JsonMapping, own: Mapping[str, Collection[str]], sizes: Mapping[str, int]) -> ClientRow:
     name, group, metrics = line["name"], line["group"], line["metrics"]
     if name not in own[group]:
         raise DataError("the node does not hold it", client=shown(name))
     if len(metrics) > _MOST or not all(type(one) is str and 0 < len(one) <= _LONGEST for one in metrics):
         raise DataError("its metrics are too many, or have no names", client=name)
+    if strange := [value for value in metrics.values() if type(value) not in (int, float)]:
+        raise DataError(f"a metric is a number, got {shown(strange[0])}", client=name)
     numbers = {metric: float(value) for metric, value in metrics.items()}
+    _check_ends(name, numbers)
     rows = sizes[name] if group == "existing" else int(line["m"])
     return ClientRow(client_id(name), name, group, rows, numbers)
+
+
+def _check_ends(name: str, metrics: Mapping[str, float]) -> None:
+    """Refuse a value that a metric cannot have, but for rounding; NaN says that it does not apply."""
+    for column, value in metrics.items():
+        low, high = (None, None) if (metric := metric_of(column)) is None else metric.ends
+        if (low is not None and value < low - _ROUNDING) or (high is not None and value > high + _ROUNDING):
+            ends = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
+            raise DataError(f"{shown(column)} is {ends}, got {value:g}", client=name)
 
 
 def _total(value: Sequence[float]) -> Total:

@@ -241,6 +241,8 @@ class StudyNode:
         folder = None if self._results is None or joined is None else self._results(joined.run)
         result = self._made(state, folder, None if ledger is None else ledger.data, frame.config.get("released"))
         if "metrics" not in roster.shares(self.study):
+            if frame.config.get("metrics") is True:
+                raise DeployError("metrics are not told: deploy.share of the node's study has no 'metrics'")
             return {"rows": []}
         rows = "rows" in roster.shares(self.study)
         told = [{"name": one.name, "group": one.group, "m": one.m if rows else 1} for one in result.clients]

@@ -31,7 +31,7 @@ from pacbayes_fl.results.rounds import RoundRecord, truncate_rounds
 from pacbayes_fl.study import privacy
 from pacbayes_fl.study.callbacks import Told
 from pacbayes_fl.study.deployment import agreement, roster
-from pacbayes_fl.study.deployment.gather import Nodes, answers, rows_of
+from pacbayes_fl.study.deployment.gather import Nodes, absent, answers, rows_of
 from pacbayes_fl.study.deployment.roster import Hello, Roster
 from pacbayes_fl.study.evaluate import described, points
 from pacbayes_fl.study.file import Study
@@ -127,9 +127,9 @@ def serve(
                     break
         state, averaged = going.state.used, going.state.labels()
         labels = {**notes, **privacy.labels(study, aggregator, state.round), **state.watch.labels(), **averaged}
-        rows = _finished(study, method, nodes, hellos, known, state, aggregator)
+        rows, told = _finished(study, method, nodes, hellos, known, state, aggregator)
         about = described.labels(study, method, state.round, schema, shared, rows, records)
-        name, task, labels = study.method.name, known.schema.task, about | labels
+        name, task, labels = study.method.name, known.schema.task, about | labels | told
         result = Result(study.name, name, study.seed, task, tuple(records), rows, labels=labels)
         folder.finish(result, study.report.page)
         return result
@@ -183,12 +183,16 @@ def _finished(
     known: Roster,
     state: FederationState,
     aggregator: PrivateAggregator | None,
-) -> ClientRows:
-    """Let nodes personalise after the last round, and give the lines of the clients that share them."""
+) -> tuple[ClientRows, JsonTable]:
+    """Let nodes personalise after the last round, and give the lines of those who share them, and labels of these."""
     spent = None if aggregator is None else aggregator.ledger.path.read_bytes()
     released = None if aggregator is None else len(aggregator.ledger)
-    came = nodes.finish(method, state, study.seed, spent, released)
-    return ClientRows.of(rows_of(came, hellos, known) if "metrics" in roster.shares(study) else ())
+    asks = "metrics" in roster.shares(study)
+    came = nodes.finish(method, state, study.seed, spent, {"released": released, "metrics": asks})
+    if not asks:
+        return ClientRows.of(()), {}
+    rows = rows_of(came, hellos, known)
+    return ClientRows.of(rows), absent(rows, hellos)
 
 
 def _greeted(mail: Mail, seconds: float) -> dict[int, Hello]:

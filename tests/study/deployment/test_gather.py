@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import io
 import json
+import math
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pacbayes_fl.certificates.clients import certify
+from pacbayes_fl.cli.output import print_table
 from pacbayes_fl.federation import frames
+from pacbayes_fl.pages.markup import to_html
+from pacbayes_fl.pages.scores import results
 from pacbayes_fl.results.records import Result
 from pacbayes_fl.results.records import load as load_result
 from pacbayes_fl.results.rounds import read_rounds
@@ -176,6 +183,89 @@ def test_a_node_that_makes_lines_up_is_left_out(tmp_path: Path) -> None:
         result = serve(study, tmp_path / "there", reach(nodes_of(study, tmp_path / "nodes"), lying))
     names = [row.name for row in result.clients]
     assert len(names) == 48 - 3 and names.count("poly_00") == 1
+
+
+TOLD = ["method.name=fedavg", "method.steps=1", "federation.rounds=1", "data.scale=client", "federation.device=cpu"]
+METRICS = 'deploy.share=["rows","metrics"]'
+
+
+def ended(tmp_path: Path, altered: Callable[[int, list[Any]], None]) -> tuple[Result, list[str]]:
+    """Run a study of two nodes of which one changes the lines of its clients, and give all that was said."""
+    study = Study.from_toml("polynomial", [*TOLD, METRICS])
+
+    def lying(node: int, data: bytes) -> bytes:
+        config, arrays = frames.decode(data)
+        if "rows" in config:
+            altered(node, config["rows"])
+        return frames.encode(config, arrays)
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        result = serve(study, tmp_path / "there", reach(nodes_of(study, tmp_path / "nodes"), lying))
+    return result, [str(one.message) for one in said if one.category is UserWarning]
+
+
+def test_who_withholds_its_metrics_is_named_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table said "existing, 12 clients", as if there were no others; and a node that had refused was said twice."""
+    study, withheld = Study.from_toml("polynomial", [*TOLD, METRICS]), Study.from_toml("polynomial", TOLD)
+    nodes = {7: nodes_of(study, tmp_path / "a")[7], 8: nodes_of(withheld, tmp_path / "b")[8]}
+    with pytest.warns(UserWarning) as caught:
+        result = serve(study, tmp_path / "there", reach(nodes))
+    said = "\n".join(str(one.message) for one in caught)
+    assert 'node 8 (poly_01, poly_03, poly_05) tells nothing of a round: "metrics are not told: deploy.share' in said
+    assert "no answer that counts" not in said
+    assert "are of 12 of 24 existing clients, without 'poly_01', 'poly_03', " in said
+    assert "are of 12 of 24 new clients, without 'new_poly_01'" in said
+    assert result.labels["group_sizes"] == {"existing": 24, "new": 24}
+    assert len([*(tmp_path / "b" / "1").glob("results/*/metrics.json")]) == 1  # its own scores are made
+    print_table(load_result(tmp_path / "there"))
+    assert "existing, 12 of 24 clients" in capsys.readouterr().out
+    assert "existing (12 of 24)" in to_html(results(result))
+
+
+def test_nobody_is_missed_where_all_have_told_or_nothing_is_asked(tmp_path: Path) -> None:
+    result, said = ended(tmp_path, lambda node, rows: None)
+    assert not [text for text in said if "clients.csv" in text or "number for" in text]
+    assert len(result.clients) == 48 and "group_sizes" not in result.labels
+    study = Study.from_toml("polynomial", TOLD)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        nothing = serve(study, tmp_path / "nothing", reach(nodes_of(study, tmp_path / "others")))
+    assert not [text for text in map(str, caught) if "tells nothing" in text or "clients.csv" in text]
+    assert nothing.clients == () and "group_sizes" not in nothing.labels
+
+
+@pytest.mark.parametrize(
+    ("change", "count", "text"),
+    [
+        (
+            lambda rows: rows.clear(),
+            24,
+            "clients.csv and all means are of 12 of 24 existing clients, without 'poly_01', ",
+        ),
+        (
+            lambda rows: rows[0]["metrics"].clear(),
+            48,
+            "existing clients without a number for a metric, which means leave",
+        ),
+        (lambda rows: rows[0]["metrics"].pop("rsmse"), 48, "leave out: 'poly_01' ('rsmse'); it was not told"),
+        (lambda rows: rows[0]["metrics"].update(rsmse=math.nan), 48, "leave out: 'poly_01' ('rsmse'); it was not told"),
+        (
+            lambda rows: rows[0]["metrics"].update(rmse_raw=-1.0),
+            47,
+            "client 'poly_01': 'rmse_raw' is at least 0, got -1",
+        ),
+        (lambda rows: rows[0]["metrics"].update(coverage_95=1.5), 47, "'coverage_95' is between 0 and 1, got 1.5"),
+        (lambda rows: rows[0]["metrics"].update(rsmse="0.01"), 47, "client 'poly_01': a metric is a number, got "),
+    ],
+    ids=["no lines", "no metrics", "one less", "NaN", "negative", "beyond", "text"],
+)
+def test_scores_that_did_not_come_or_cannot_be_are_said(
+    change: Callable[[list[Any]], None], count: int, text: str, tmp_path: Path
+) -> None:
+    result, said = ended(tmp_path, lambda node, rows: change(rows) if node == 8 else None)
+    assert len(result.clients) == count and [one for one in said if text in one], said
+    assert ("group_sizes" in result.labels) == (count < 48)
 
 
 def test_a_node_that_is_gone_at_the_end_is_named(tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ def test_models_and_scores_are_kept_where_a_run_is_opened_and_again_after_more_r
 def test_what_is_not_shared_is_not_told_and_nothing_is_written_without_a_folder() -> None:
     shy = Study.from_toml("polynomial", SETS)
     node = node_of(shy, None)
-    assert asked(node, *letter(shy, 2)) == {"rows": []}
+    assert asked(node, *letter(shy, 2)) == asked(node, *letter(shy, 2, metrics=False)) == {"rows": []}
+    assert "metrics are not told: deploy.share" in asked(node, *letter(shy, 2, metrics=True))["refused"]
     config, arrays = letter(shy, 2, kind="score")
     assert "no 'loss'" in asked(node, config, arrays)["refused"]
     assert "moments of columns are not told" in asked(node, {"kind": "moments"})["refused"]
