@@ -28,9 +28,7 @@ MEAN_WEIGHTS: Final = "mean_weights"  # middle part of a score at the mean of th
 VALIDATION: Final = "validation"  # first part of a score that is of validation rows
 PARTS: Final = MappingProxyType({**MODELS, MEAN_WEIGHTS: "at the mean weights", VALIDATION: "validation rows"})
 """What the parts of a score's name in front of its metric mean."""
-
-PLAIN, RAW = "{}", "{}_raw"
-ALL_MODELS: Final = tuple(f"{model}.{{}}" for model in MODELS)
+PLAIN, RAW, ALL_MODELS = "{}", "{}_raw", tuple(f"{model}.{{}}" for model in MODELS)
 CALIBRATION_ERROR, COVERAGE = "ce", "coverage_95"  # of shares of rows below levels, and in the intervals of a run
 DIVIDES_BY_SPREAD: Final = "rsmse"  # of a client's test targets, of which a single one has none
 
@@ -58,8 +56,7 @@ class Option:
 class Metric:
     """A number that compares a client's predictions with its test rows: `(predictive, y, mask) -> [K]`, float64.
 
-    The columns that it fills are named by patterns: "{}" is its own name, "{}_raw" the metric in the data's own units,
-    "pm.{}" and "gm.{}" are of the personal models and of the global model.
+    The columns that it fills are named by patterns: "{}", "{}_raw" in the data's units, "pm.{}" and "gm.{}" by model.
 
     Args:
         name: in files and tables.
@@ -165,9 +162,7 @@ _REGRESSION, _CLASSIFICATION = "pacbayes_fl.metrics.regression", "pacbayes_fl.me
 _CALIBRATION = "pacbayes_fl.metrics.calibration"
 _STANDARD = "standard deviations of the client's targets"
 _BINNED = "top-label, {calibration_bins} bins of equal width (lo, hi] on [0, 1]"
-
 _positive, _share = partial(Metric, ends=(0.0, None)), partial(Metric, ends=(0.0, 1.0))
-
 _ROWS = (
     _positive(
         name="rsmse",

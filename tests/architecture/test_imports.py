@@ -21,7 +21,10 @@ STUDY = (  # the stages of a study, from its file to what is read from its runs;
         *("study.data", "study.rows", "study.size", "study.duration", "study.privacy", "study.residuals"),
         *("study.storage.origins", "study.storage.saved_meta"),
     ),
-    ("study.prepare", "study.deployment.roster", "study.method_names", "study.threads", "study.uncertifiable"),
+    (
+        *("study.prepare", "study.deployment.claims", "study.deployment.roster", "study.method_names"),
+        *("study.threads", "study.uncertifiable"),
+    ),
     ("study.evaluate",),
     ("study.search",),
     (
