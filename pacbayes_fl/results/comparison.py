@@ -18,6 +18,7 @@ from pacbayes_fl.results import run_failures
 from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.folder import refuse_links
 from pacbayes_fl.results.frames import frame
+from pacbayes_fl.results.grouping import by_settings, distinct
 from pacbayes_fl.results.manifest import verify
 from pacbayes_fl.results.metrics import comparison_columns, metric_of, run_columns
 from pacbayes_fl.results.records import Result
@@ -91,14 +92,14 @@ class Cell(NamedTuple):
     """A metric of a method on a group of clients.
 
     Args:
-        method: its name, with the value of what was varied behind it.
+        method: its name, with the value of what was varied behind it, and what else tells its runs from others.
         group: "existing" or "new".
         metric: its name.
         mean: over clients and seeds.
         low: lower end of the 95 % bootstrap interval over seeds and clients.
         high: upper end.
         median: over clients and seeds.
-        seeds: number of runs.
+        seeds: number of seeds.
         scores: how many the mean is of: those that are not NaN.
         asked: how many there are, of all clients and seeds.
         not_finite: clients that have none that is finite, with what they have, such as ("c1", "nan"); with several
@@ -202,21 +203,20 @@ def table(results: Sequence[Result], metrics: Sequence[str] | None = None) -> li
     """Summarise runs by method, group and metric.
 
     Args:
-        results: results of one study.
+        results: of one study, as a rule; runs of one method that differ in more than their seed have lines of their
+            own, named by what they differ in.
         metrics: their names; those of the task when None.
 
     Returns:
         A cell for every combination that has numbers.
+
+    Warns:
+        UserWarning: naming results that are there twice, and are counted once.
     """
     metrics = compared_columns(results[0]) if metrics is None else metrics
-    cells = []
-    for method in dict.fromkeys(result.method for result in results):
-        runs = [result for result in results if result.method == method]
-        for group in GROUPS:
-            for metric in metrics:
-                cell = _cell(method, group, metric, runs)
-                cells += [] if cell is None else [cell]
-    return cells
+    every = by_settings(distinct(results))
+    cells = [_cell(name, group, one, runs) for name, runs in every.items() for group in GROUPS for one in metrics]
+    return [cell for cell in cells if cell is not None]
 
 
 def _cell(method: str, group: str, metric: str, runs: Sequence[Result]) -> Cell | None:
@@ -236,7 +236,18 @@ def _cell(method: str, group: str, metric: str, runs: Sequence[Result]) -> Cell 
     rounds = sorted({result.round for result in runs})
     ends = "-".join(str(number) for number in (rounds[0], *rounds[1:][-1:]))
     client, value = worst(runs, group, metric) or ("", math.nan)
-    return Cell(method, group, metric, *numbers, len(runs), *counts, tuple(odd.items()), ends, value, client)
+    return Cell(
+        method,
+        group,
+        metric,
+        *numbers,
+        len({run.seed for run in runs}),
+        *counts,
+        tuple(odd.items()),
+        ends,
+        value,
+        client,
+    )
 
 
 def runs_of(results: Sequence[Result], those: Sequence[bool]) -> list[str]:

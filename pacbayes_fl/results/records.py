@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from pacbayes_fl import names
 from pacbayes_fl.errors import StudyError, counted, kinds_checked, meant, shown
 from pacbayes_fl.files import JsonMapping, JsonTable
-from pacbayes_fl.results import calibration, run_failures
+from pacbayes_fl.results import calibration, run_failures, run_settings
 from pacbayes_fl.results.client_rows import FIXED, GROUPS, ClientRow, ClientRows, members, read_csv
 from pacbayes_fl.results.folder import FILES, RELEASED, RELEASED_MODEL, refuse_links
 from pacbayes_fl.results.frames import frame
@@ -37,9 +37,9 @@ SUPPOSED: Final = "_if_noise_were_secret"
 SIMULATED_EPSILON: Final = f"epsilon{SUPPOSED}"
 """What an epsilon is called whose noise came from a seed, and so hides nothing from whoever knows that seed."""
 TASKS: Final = ("regression", "classification")
-_LABELS: Final = MappingProxyType(
-    {"privacy": dict, "selections": dict, "calibration_bins": int, "group_sizes": dict}
-)  # what tables print
+_LABELS: Final = MappingProxyType(  # what tables print
+    {"privacy": dict, "selections": dict, "calibration_bins": int, "group_sizes": dict, run_settings.LABEL: dict}
+)
 _PACKAGES: Final = ("pacbayes_fl", "torch", "gpytorch", "linear_operator", "pyro-ppl", "numpy", "safetensors")
 
 
@@ -393,6 +393,8 @@ def load(folder: Path | str) -> Result:
         for key, kind in _LABELS.items():
             if not isinstance(labels.get(key, kind()), kind):
                 raise TypeError(f"{key!r} must be {kind.__name__}, got {shown(labels[key])}")
+    if run_settings.LABEL not in labels and (asked := run_settings.saved(folder)):  # of a run of an earlier version
+        labels = {**labels, run_settings.LABEL: asked}
     result = Result(study, method, seed, task, read_rounds(folder), clients, predictions, labels)
     verify(folder, needed)  # what can be read may have been altered as well
     return result

@@ -378,7 +378,7 @@ def report(trained: Trained, ranks: Ranks | None = None) -> Result:
 def _labels(trained: Trained, rows: ClientRows) -> JsonTable:
     about = trained.study, trained.method, trained.state.round, trained.dataset, trained.groups["existing"].shared
     fell_back = {"fell_back": list(trained.fell_back)} if trained.fell_back else {}
-    return described.labels(*about, rows, trained.rounds) | fell_back
+    return described.labels(*about, rows, trained.rounds, trained.notes) | fell_back
 
 
 @kinds_checked

@@ -41,6 +41,20 @@ def test_seeds_are_averaged_by_client() -> None:
     assert (cell.worst, cell.worst_client, cell.seeds) == (2.0, "a", 2)
 
 
+def test_runs_of_other_settings_are_no_seeds_of_one_another() -> None:
+    def asked(rounds: int, seed: int, value: float) -> Result:
+        one = result({"a": value}, seed=seed)
+        labels = {"settings": {"federation.rounds": rounds}, "round": rounds}
+        return Result(one.study, one.method, seed, one.task, clients=one.clients, labels=labels)
+
+    runs = [asked(10, 0, 1.0), asked(60, 0, 2.0), asked(60, 1, 3.0)]
+    told = [(cell.method, cell.seeds, cell.round, cell.mean) for cell in table(runs)]
+    assert told == [("m, rounds=10", 1, "10", 1.0), ("m, rounds=60", 2, "60", 2.5)]
+    with pytest.warns(UserWarning, match="there twice, and counted once: m on s, seed 0"):
+        (cell,) = table([runs[0], runs[0]])
+    assert (cell.method, cell.seeds, cell.asked) == ("m", 1, 1)
+
+
 def test_every_metric_of_a_table_has_a_direction() -> None:
     assert all(direction(name) for task in headlines() for name in comparison_columns(task))
 

@@ -142,6 +142,7 @@ def test_a_run_remembers_its_choice(root: Path, tmp_path: Path, monkeypatch: pyt
     folder = tmp_path / "run"
     first = run.run(asked(root), folder)
     number = first.labels["clusters"]["chosen"]
+    assert first.labels["settings"]["method.clusters"] == "held-out", "seeds that choose differently are pooled"
     assert Study.from_toml(folder / "study.toml") == asked(root, f"method.clusters={number}")
     assert set(first.labels["clusters"]["scores"]) == {"1", "2"}
     assert all(row.metrics["cluster"] in range(number) for row in first.clients if row.group == "existing")
@@ -152,6 +153,7 @@ def test_a_run_remembers_its_choice(root: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(held_out, "choose", again)
     more = run.run(asked(root, "federation.rounds=3"), folder, resume=True)
     assert more.labels["clusters"] == first.labels["clusters"] and len(more.rounds) == 3
+    assert more.labels["settings"] == {**first.labels["settings"], "federation.rounds": 3}
     assert results.load(folder) == more
     for text in ("{", '{"clusters": {}}', '{"clusters": {"chosen": "two"}}', '{"clusters": {"chosen": [2]}}'):
         (folder / choice_file.FILE).write_text(text)
