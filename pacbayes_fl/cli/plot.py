@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from pacbayes_fl.cli.arguments import AddCommand, clients_option, names_in
@@ -58,7 +60,8 @@ def act(options: argparse.Namespace) -> None:
 
     formats, look = names_in(options.format), plots.Look(options.style, options.width)
     result: list[Result] = []
-    for folder in options.run:
+    folders = _once(options.run)
+    for folder in folders:
         if comparison.is_comparison(folder):
             runs: list[Result] = comparison.load(folder)
             written = plots.save_joint(runs, folder / "figures", formats, look)
@@ -68,9 +71,19 @@ def act(options: argparse.Namespace) -> None:
         for path in written:
             say(str(path))
         result += runs
-    if len(options.run) > 1:
-        for path in plots.save_joint(result, options.run[0].parent / "figures", formats, look):
+    if len(folders) > 1:
+        for path in plots.save_joint(result, folders[0].parent / "figures", formats, look):
             say(str(path))
+
+
+def _once(given: Sequence[Path]) -> list[Path]:
+    """Leave out folders that are given again, in whatever words: they are no further seeds."""
+    folders: dict[Path, Path] = {}
+    for folder in given:
+        if folder.resolve() in folders:
+            say(f"warning: {folder} is given twice, and drawn once", file=sys.stderr)
+        folders.setdefault(folder.resolve(), folder)
+    return [*folders.values()]
 
 
 def _plot_run(result: Result, folder: Path, options: argparse.Namespace) -> list[Path]:

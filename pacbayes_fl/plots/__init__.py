@@ -13,7 +13,7 @@ from pacbayes_fl.errors import StudyError, kinds_checked
 from pacbayes_fl.plots import certificates
 from pacbayes_fl.plots.bounds import bound_curve
 from pacbayes_fl.plots.calibration import calibration_curve
-from pacbayes_fl.plots.clients import box_plots, client_boxes, particle_ablation
+from pacbayes_fl.plots.clients import PARTICLES, box_plots, client_boxes, particle_ablation
 from pacbayes_fl.plots.convergence import convergence_curves
 from pacbayes_fl.plots.diagnostics import diagnostics
 from pacbayes_fl.plots.intervals import interval_plot
@@ -28,6 +28,7 @@ from pacbayes_fl.plots.style import NothingToDrawError, drawing
 from pacbayes_fl.plots.sweep import sweep_curve
 from pacbayes_fl.plots.uncertainty import uncertainty_histograms
 from pacbayes_fl.results.certificates import CertifiedRun
+from pacbayes_fl.results.grouping import by_settings, distinct
 from pacbayes_fl.results.records import Result
 
 if TYPE_CHECKING:
@@ -168,9 +169,10 @@ def save_joint(
 ) -> list[Path]:
     """Write the figures that compare runs, as far as the results have the data.
 
-    Box plots by method, the means of several methods with their intervals, the convergence of classifiers, and for
-    methods that ran with several numbers of particles or several shares of weights kept, or with several values of what
-    a comparison varied, what comes of it. Where a run was private, what privacy costs.
+    Box plots by method, the means of several runs with their intervals, the convergence of classifiers, and for
+    methods that ran with several numbers of particles and differ in nothing else, with several shares of weights kept,
+    or with several values of what a comparison varied, what comes of it. Where a run was private, what privacy costs.
+    Runs that differ in nothing but their seed are one; what else differs is in their names.
 
     Args:
         results: finished runs.
@@ -184,15 +186,19 @@ def save_joint(
     Raises:
         StudyError: when matplotlib does not know a format.
         PacBayesFLError: when matplotlib is not installed.
+
+    Warns:
+        UserWarning: naming results that are there twice, and are drawn once.
     """
+    results = distinct(results)
     figures: dict[str, Callable[[], Figure]] = {
         "box_plots": partial(box_plots, results),
-        **({"intervals": partial(interval_plot, results)} if len({one.method for one in results}) > 1 else {}),
+        **({"intervals": partial(interval_plot, results)} if len(by_settings(results)) > 1 else {}),
         "convergence": partial(convergence_curves, results),
     }
-    if ablated := _varied(results, lambda result: result.labels.get("particles")):
+    if ablated := _ablated(results):
         figures["particles"] = partial(particle_ablation, ablated)
-    if pruned := _varied(results, kept_share):
+    if pruned := _pruned(results):
         figures["sparsity"] = partial(sparsity_curve, pruned)
     if any("varied" in result.labels for result in results):
         figures["sweep"] = partial(sweep_curve, results)
@@ -201,13 +207,20 @@ def save_joint(
     return _save(figures, Path(folder), formats, look)
 
 
-def _varied(results: Sequence[Result], setting: Callable[[Result], float | None]) -> list[Result]:
-    """Return the runs of methods that ran with several values of a setting; one a method is no ablation."""
-    values: dict[str, set[float]] = {}
+def _ablated(results: Sequence[Result]) -> list[Result]:
+    """Return the runs that differ in nothing but their seed and their number of particles, where it has several."""
+    known = [result for result in results if "particles" in result.labels and "varied" not in result.labels]
+    runs = by_settings(known, without=PARTICLES).values()
+    return [one for same in runs if len({one.labels["particles"] for one in same}) > 1 for one in same]
+
+
+def _pruned(results: Sequence[Result]) -> list[Result]:
+    """Return the runs of methods that kept several shares of their weights; one a method is no curve."""
+    shares: dict[str, set[float]] = {}
     for result in results:
-        if (value := setting(result)) is not None:
-            values.setdefault(result.method, set()).add(value)
-    return [r for r in results if setting(r) is not None and len(values[r.method]) > 1]
+        if (share := kept_share(result)) is not None:
+            shares.setdefault(result.method, set()).add(share)
+    return [r for r in results if kept_share(r) is not None and len(shares[r.method]) > 1]
 
 
 def _save(figures: Mapping[str, Callable[[], Figure]], folder: Path, formats: Sequence[str], look: Look) -> list[Path]:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from pacbayes_fl.errors import StudyError, kinds_checked
+from pacbayes_fl.errors import StudyError, counted, kinds_checked, listed
 from pacbayes_fl.names import shortened
 from pacbayes_fl.plots.style import (
     CYCLE,
     GROUP_COLOURS,
     INK,
     NothingToDrawError,
-    by_run,
     joint_title,
+    left_out,
     metric_label,
     panels,
     run_title,
@@ -26,6 +26,7 @@ from pacbayes_fl.plots.style import (
 )
 from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.comparison import direction
+from pacbayes_fl.results.grouping import by_settings, distinct
 from pacbayes_fl.results.metrics import box_columns, headline_column
 from pacbayes_fl.results.records import Result
 
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
+PARTICLES = ("method.particles", "particles")
+"""Settings by which runs of a line of `particle_ablation` differ: as studies have it, and as labels alone do."""
 
 _FEW = 5  # clients, of which quartiles say nothing
 _NAMED = 2  # outliers of a box
@@ -47,7 +51,7 @@ def box_plots(results: Sequence[Result], metrics: Sequence[str] | None = None) -
     box lengths, and every client is a point. Runs that differ in nothing but their seed share a box.
 
     Args:
-        results: finished runs.
+        results: finished runs; those without any of the metrics are named in the legend.
         metrics: names of metrics of the clients' rows, one row of panels each; by default RSMSE and calibration error,
             or accuracies and expected calibration error, as far as some client has them, or else the first two there
             are.
@@ -61,36 +65,45 @@ def box_plots(results: Sequence[Result], metrics: Sequence[str] | None = None) -
     """
     if not results:
         raise NothingToDrawError("box plots need at least one result, got no result")
+    results = distinct(results)
+    known = [_drawable(result) for result in results]
     if metrics is None:
-        metrics = _chosen(list(dict.fromkeys(name for result in results for name in _drawable(result))))
-    runs = by_run(results, "\n")
-    taken = {group for result in results for group in GROUPS if result.rows.size_of(group)}
-    groups = [group for group in GROUPS if group in taken]
-    values = {
-        (metric, group): {
-            method: np.concatenate([_finite(result, group, metric) for result in same]) for method, same in runs.items()
-        }
-        for metric in metrics
-        for group in groups
-    }
-    if not any(column.size for panel in values.values() for column in panel.values()):
+        metrics = _chosen(list(dict.fromkeys(name for names in known for name in names)))
+    drawn = [result for result, names in zip(results, known, strict=True) if {*metrics} & {*names}]
+    if not drawn:
         wanted = ", ".join(metrics or box_columns())
         raise NothingToDrawError(f"no client of the results has any of the metrics {wanted}")
+    runs = by_settings(drawn, "\n")
+    groups = [group for group in GROUPS if any(result.rows.size_of(group) for result in drawn)]
+    sizes = {group: {name: _sizes(same, group) for name, same in runs.items()} for group in groups}
+    alike = {group: len({*sizes[group].values()}) == 1 for group in groups}
     colours = [CYCLE[number % len(CYCLE)] for number in range(len(runs))]
-    width = min(9.0, max(3.0, 1.2 + 0.75 * len(runs)))
-    with panels(len(metrics), len(groups), joint_title(results), width) as (figure, axes):
+    letters = max(len(line) for name in runs for line in name.split("\n"))
+    width = min(9.0, max(3.0, 1.2 + max(0.75, 0.085 * min(letters, 14)) * len(runs)))
+    with panels(len(metrics), len(groups), joint_title(drawn), width) as (figure, axes):
         for row, metric in zip(axes, metrics, strict=True):
             for axis, group in zip(row, groups, strict=True):
-                _boxes(axis, values[metric, group], colours)
-            low = min(axis.get_ylim()[0] for axis in row)
-            high = max(axis.get_ylim()[1] for axis in row)
+                names = {name: name if alike[group] else f"{name}\n({sizes[group][name]})" for name in runs}
+                values = {names[n]: np.concatenate([_finite(r, group, metric) for r in runs[n]]) for n in runs}
+                _boxes(axis, values, colours)
+            filled = [axis for axis in row if axis.dataLim.height >= 0] or row  # of an empty one limits say nothing
+            low, high = min(axis.get_ylim()[0] for axis in filled), max(axis.get_ylim()[1] for axis in filled)
+            said = next((one for one, names in zip(results, known, strict=True) if metric in names), drawn[0])
             for axis in row:
-                axis.set(ylim=(low, high), ylabel=_with_direction(metric, results[0]))
+                axis.set(ylim=(low, high), ylabel=_with_direction(metric, said))
         for top, bottom, group in zip(axes[0], axes[-1], groups, strict=True):
-            n_clients = max(result.rows.size_of(group) for result in results)
-            top.set_title(f"{group} clients ({n_clients}), {seed_count(results)}")
+            count = f" ({next(iter(sizes[group].values())).rpartition(' ')[0]})" if alike[group] else ""
+            top.set_title(f"{group} clients{count}, {seed_count(drawn)}")
             bottom.set_xlabel("method")
+        if keys := left_out(results, drawn, listed(metrics, 2)):
+            figure.legend(handles=keys, loc="outside lower center")
     return figure
+
+
+def _sizes(results: Sequence[Result], group: str) -> str:
+    """Count the clients of a group in runs that share a box: "24 clients", or "3 to 24 clients"."""
+    counts = sorted({result.rows.size_of(group) for result in results})
+    return f"{counts[0]} to {counts[-1]} clients" if len(counts) > 1 else counted(counts[0], "client")
 
 
 def client_boxes(result: Result) -> Figure:
@@ -115,7 +128,9 @@ def client_boxes(result: Result) -> Figure:
         raise NothingToDrawError("the result holds no metrics of clients")
     with panels(1, len(metrics), run_title(result), 3.0) as (figure, axes):
         for axis, metric in zip(axes[0], metrics, strict=True):
-            columns = {f"{group}\n({counts[group]} clients)": _finite(result, group, metric) for group in groups}
+            columns = {
+                f"{group}\n({counted(counts[group], 'client')})": _finite(result, group, metric) for group in groups
+            }
             _boxes(axis, columns, [GROUP_COLOURS[group] for group in groups])
             _name_far(axis, result, groups, metric)
             axis.set(ylabel=_with_direction(metric, result), xlabel="group of clients")
@@ -131,7 +146,7 @@ def particle_ablation(results: Sequence[Result], metric: str | None = None, grou
 
     Args:
         results: finished runs that differ in their seed and in `labels["particles"]`; one line a study, and a
-            method where there are several.
+            method where there are several. Runs that differ in more have lines of their own, which say in what.
         metric: name of the metric; the headline of the results' task when None.
         group: "existing" or "new".
 
@@ -145,14 +160,19 @@ def particle_ablation(results: Sequence[Result], metric: str | None = None, grou
     """
     several = len({result.method for result in results}) > 1
     metric = metric or headline_column(results[0].task if results else "regression")
-    scores: dict[str, dict[int, list[float]]] = {}
     for result in results:
         if "particles" not in result.labels:
             raise StudyError(f'the result of {result.study}, seed {result.seed}, has no labels["particles"]')
-        finite = _finite(result, group, metric)
-        if finite.size:
-            by_count = scores.setdefault(f"{result.method}, {result.study}" if several else result.study, {})
-            by_count.setdefault(int(result.labels["particles"]), []).append(float(finite.mean()))
+    scores: dict[str, dict[int, list[float]]] = {}
+    drawn = [result for result in distinct(results) if _finite(result, group, metric).size]
+    for name, same in by_settings(drawn, without=PARTICLES).items():
+        words = name.removeprefix(same[0].method).removeprefix(", ").removeprefix(same[0].study).removeprefix(", ")
+        line = ", ".join([*([same[0].method] if several else []), same[0].study, *([words] if words else [])])
+        for result in same:
+            by_count = scores.setdefault(line, {})
+            by_count.setdefault(int(result.labels["particles"]), []).append(
+                float(_finite(result, group, metric).mean())
+            )
     if not scores:
         raise NothingToDrawError(f"no {group} client of the results has the metric {metric}")
     counts = sorted({count for by_count in scores.values() for count in by_count})
@@ -163,11 +183,13 @@ def particle_ablation(results: Sequence[Result], metric: str | None = None, grou
             mean = [statistics.fmean(by_count[count]) for count in x]
             std = [statistics.stdev(by_count[count]) if len(by_count[count]) > 1 else math.nan for count in x]
             axis.errorbar(x, mean, std, fmt="o-", capsize=3, color=CYCLE[number % len(CYCLE)], label=line)
-        axis.set(xlabel="particles", ylabel=metric_label(metric, results[0]), xticks=counts)
+        axis.set(xlabel="particles", ylabel=metric_label(metric, drawn[0]), xticks=counts)
         seeds = {len(runs) for by_count in scores.values() for runs in by_count.values()}
         trials = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else f"{max(seeds)}"
         axis.set_title("one seed" if seeds == {1} else f"mean ± standard deviation over {trials} seeds")
         axis.legend()
+        if keys := left_out(results, drawn, metric):
+            figure.legend(handles=keys, loc="outside lower center")
     return figure
 
 
@@ -227,6 +249,7 @@ def _boxes(axis: Axes, columns: Mapping[str, npt.NDArray[np.float64]], colours: 
         box.set(facecolor=(colour, 0.35), edgecolor=colour)
         beside = centre + 0.36 * (np.arange(values.size) * 0.618034 % 1 - 0.5)  # spread, the same every time
         axis.plot(beside, values, "o", color=colour, markersize=2.6, alpha=0.75, markeredgewidth=0)
-    axis.set_xticks(position, list(columns), rotation=25 if max(map(len, columns)) > 9 and len(columns) > 2 else 0)
+    longest = max(len(line) for name in columns for line in name.split("\n"))
+    axis.set_xticks(position, list(columns), rotation=25 if longest > 9 and len(columns) > 2 else 0)
     axis.grid(visible=False, axis="x")
     axis.set_xlim(0.4, len(columns) + 0.6)

@@ -20,12 +20,14 @@ from pacbayes_fl.plots.style import (
     SKY,
     NothingToDrawError,
     joint_title,
+    left_out,
     metric_label,
     panels,
     seed_count,
 )
 from pacbayes_fl.results.bootstrap import nested_bootstrap
 from pacbayes_fl.results.client_rows import GROUPS
+from pacbayes_fl.results.grouping import by_settings, distinct, settings_of
 from pacbayes_fl.results.metrics import headline_column
 from pacbayes_fl.results.records import SIMULATED_EPSILON, Result
 
@@ -76,16 +78,18 @@ def privacy_utility(results: Sequence[Result], metric: str | None = None) -> Fig
     """
     from matplotlib.lines import Line2D
 
+    results = distinct(results)
     private = [result for result in results if _about(result) and 0.0 < _spent(result) < math.inf]
     plain = [result for result in results if not _about(result)]
     chosen = metric or headline_column(private[0].task if private else "regression")
     groups = [group for group in GROUPS if any(_finite(result, group, chosen) for result in private)]
+    private, plain = ([one for one in own if any(_finite(one, g, chosen) for g in groups)] for own in (private, plain))
     if not groups:
         raise NothingToDrawError(f"no client of a private run (labels['privacy']) with an epsilon has {chosen}")
     lines, levels = _gathered(private, _names(private)), _gathered(plain, _plain_names(plain))
     deltas = {_about(result).get("delta") for result in private}
     at = f"at δ = {deltas.pop():g}" if len(deltas) == 1 else "at the δ of each line"
-    with panels(1, len(groups), joint_title(results), 4.2, 3.4) as (figure, axes):
+    with panels(1, len(groups), joint_title([*private, *plain]), 4.2, 3.4) as (figure, axes):
         for axis, group in zip(axes[0], groups, strict=True):
             for colour, (name, runs) in zip(CYCLE * len(lines), lines.items(), strict=False):
                 _line(axis, _points(runs, group, chosen), name, colour)
@@ -99,6 +103,8 @@ def privacy_utility(results: Sequence[Result], metric: str | None = None) -> Fig
         legend = {label: mark for pairs in marks for label, mark in pairs}
         if not levels:  # a figure without it cannot show what privacy costs
             legend["no run without privacy was given"] = Line2D([], [], linestyle="none")
+        for key in left_out(results, [*private, *plain], f"{chosen}, or no finite epsilon"):
+            legend[str(key.get_label())] = key
         figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=2)
     return figure
 
@@ -142,6 +148,20 @@ def _method(result: Result) -> str:
     return str(varied["method"]) if varied and str(varied["key"]).startswith("privacy.") else result.method
 
 
+def _runs(results: Sequence[Result]) -> list[str]:
+    """Name runs by their method, study and settings, but for their privacy: that is on the axis and in the legend."""
+    keys = {key for result in results for key in settings_of(result) if key.startswith("privacy.")}
+    keys |= {key for result in results if (key := str(result.labels.get("varied", {}).get("key")))[:8] == "privacy."}
+    named = {id(result): name for name, same in by_settings(results, without=keys).items() for result in same}
+    return [named[id(result)] for result in results]
+
+
+def _without_method(names: Sequence[str], results: Sequence[Result]) -> list[str]:
+    """Shorten the names of runs that have one method: they begin with it."""
+    methods = {_method(result) for result in results}
+    return [name.removeprefix(f"{methods.copy().pop()}, ") if len(methods) == 1 else name for name in names]
+
+
 def _finite(result: Result, group: str, metric: str) -> list[float]:
     return [value for value in result.rows.column(group, metric) if math.isfinite(value)]
 
@@ -152,11 +172,10 @@ def _names(results: Sequence[Result]) -> list[str]:
     Runs whose epsilons mean different things never share a line; those with another clip or cohort do, as long as each
     epsilon has one of them.
     """
-    settings = [_words(result) for result in results]
+    runs = _without_method(_runs(results), results)
+    settings = [_words(result) | {"run": run} for result, run in zip(results, runs, strict=True)]
     varying = ["mechanism"]
-    varying += [
-        key for key in ("method", "study", "delta", "neighbours") if len({setting[key] for setting in settings}) > 1
-    ]
+    varying += [key for key in ("run", "delta", "neighbours") if len({setting[key] for setting in settings}) > 1]
     for key in ("clip", "cohort"):
         seen: dict[object, set[str]] = {}
         for setting, result in zip(settings, results, strict=True):
@@ -170,8 +189,6 @@ def _words(result: Result) -> dict[str, str]:
     about = _about(result)
     return {
         "mechanism": str(about.get("mechanism")).replace("_", " "),
-        "method": _method(result),
-        "study": result.study,
         "delta": f"δ = {about.get('delta', 0.0):.2g}",
         "neighbours": str(about.get("neighbours")),
         "clip": f"clip {about.get('clip')}",
@@ -180,8 +197,7 @@ def _words(result: Result) -> dict[str, str]:
 
 
 def _plain_names(results: Sequence[Result]) -> list[str]:
-    several = len({result.study for result in results}) > 1
-    return [f"{_method(r)}, {r.study}, not private" if several else f"{_method(r)}, not private" for r in results]
+    return [f"{name}, not private" for name in _runs(results)]
 
 
 def _gathered(results: Sequence[Result], names: Sequence[str]) -> dict[str, list[Result]]:

@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from textwrap import fill
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from pacbayes_fl.errors import PacBayesFLError, StudyError
-from pacbayes_fl.names import to_drawing
+from pacbayes_fl.errors import PacBayesFLError, StudyError, listed
+from pacbayes_fl.names import shortened, to_drawing
+from pacbayes_fl.results.grouping import by_settings
 from pacbayes_fl.results.metrics import MODELS, PARTS, Metric, is_raw, metric_of
 from pacbayes_fl.results.recorded import RECORDED, with_unit
-from pacbayes_fl.results.records import SIMULATED_EPSILON, Result
+from pacbayes_fl.results.records import Result
 
 if TYPE_CHECKING:
     import numpy as np
+    from matplotlib.artist import Artist
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
@@ -61,6 +65,7 @@ _STYLE: Final = MappingProxyType(
 MODEL_LINES: Final[Mapping[str, str]] = MappingProxyType(dict(zip(MODELS, ("-", "--"), strict=True)))
 _TICK_COLUMNS: Final = 40  # of letters, of a tick or a key of a legend
 _LINE_COLUMNS: Final = 100
+_NOTE_COLUMNS: Final = 40  # of a line in a legend
 
 
 class NothingToDrawError(StudyError):
@@ -165,42 +170,6 @@ def run_names(results: Sequence[Result]) -> list[str]:
     return [f"{result.method}, {result.study}" if several else result.method for result in results]
 
 
-def by_run(results: Sequence[Result], separator: str = ", ") -> dict[str, list[Result]]:
-    """Gather the seeds of each run.
-
-    Args:
-        results: finished or living runs.
-        separator: between the parts of a name.
-
-    Returns:
-        Results by name: the method, its study where there are several, and the settings that runs of that name do not
-        share, of the share of weights kept, particles, and the epsilon and mechanism of privacy.
-    """
-    names = [name.replace(", ", separator) for name in run_names(results)]
-    alike: dict[str, list[dict[str, str]]] = {}
-    for name, result in zip(names, results, strict=True):
-        alike.setdefault(name, []).append(_settings(result))
-    runs: dict[str, list[Result]] = {}
-    for name, result in zip(names, results, strict=True):
-        own = _settings(result).items()
-        parts = [words for key, words in own if len({one.get(key) for one in alike[name]}) > 1]
-        runs.setdefault(separator.join((name, *parts)), []).append(result)
-    return runs
-
-
-def _settings(result: Result) -> dict[str, str]:
-    """Say in words what sets runs of one method on one study apart, where they have it."""
-    private = result.labels.get("privacy") or {}
-    spent = private.get("epsilon", private.get(SIMULATED_EPSILON))
-    words = {
-        "kept": ("{:.3g} kept", result.labels.get("kept")),
-        "particles": ("k = {}", result.labels.get("particles")),
-        "epsilon": ("epsilon {:.3g}", spent),
-        "mechanism": ("{}", private.get("mechanism")),
-    }
-    return {key: text.format(value) for key, (text, value) in words.items() if value is not None}
-
-
 def seed_count(results: Sequence[Result]) -> str:
     """Count the seeds of several runs: "1 seed", "5 seeds", or "2 to 5 seeds" where runs have different numbers.
 
@@ -210,22 +179,51 @@ def seed_count(results: Sequence[Result]) -> str:
     Returns:
         The words.
     """
-    seeds: dict[str, set[int]] = {}
-    for one in results:
-        setting = [one.method, one.study, _settings(one), one.labels.get("varied", {}).get("value")]
-        seeds.setdefault(repr(setting), set()).add(one.seed)
-    counts = sorted({len(one) for one in seeds.values()})
+    counts = sorted({len({one.seed for one in same}) for same in by_settings(results).values()})
     number = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
     return f"{number} seed{'s' * (counts[-1] > 1)}"
 
 
 def joint_title(results: Sequence[Result]) -> str:
-    """Name the studies, the seeds and the rounds of several results."""
+    """Name the studies, the seeds and the rounds of several results: of those that a figure draws."""
     parts = zip(*((r.study, r.seed, r.round) for r in results), strict=True)
     studies, seeds, rounds = (list(dict.fromkeys(part)) for part in parts)
     counted = [("seed", seeds), ("round", rounds)]
     said = [f"{name}{'s' if numbers[1:] else ''} {', '.join(map(str, numbers))}" for name, numbers in counted]
     return ", ".join([*studies, *said])
+
+
+def left_out(results: Sequence[Result], drawn: Sequence[Result], missing: str) -> list[Artist]:
+    """Say in the legend of a figure which of the results it does not draw, and why.
+
+    Args:
+        results: what the figure was asked to draw.
+        drawn: what it draws.
+        missing: what the others do not have.
+
+    Returns:
+        An entry without a mark; none where all are drawn.
+    """
+    from matplotlib.lines import Line2D
+
+    there = {id(one) for one in drawn}
+    names = [name for name, one in zip(run_names(results), results, strict=True) if id(one) not in there]
+    if not names:
+        return []
+    short = [shortened(name, _TICK_COLUMNS) for name in dict.fromkeys(names)]
+    text = fill(f"not drawn: {listed(short, 2)} (no {missing})", _NOTE_COLUMNS)
+    return [Line2D([], [], linestyle="none", label=text)]
+
+
+def count_whole(axis: Axis) -> None:
+    """Let the ticks of an axis that counts be whole numbers.
+
+    Args:
+        axis: the one of x or that of y.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
 
 
 def group_names(result: Result, group: str) -> list[str]:

@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pacbayes_fl.errors import StudyError, kinds_checked
-from pacbayes_fl.plots.style import CYCLE, NothingToDrawError, joint_title, metric_label, panels, seed_count
+from pacbayes_fl.plots.style import (
+    CYCLE,
+    NothingToDrawError,
+    joint_title,
+    left_out,
+    metric_label,
+    panels,
+    seed_count,
+)
 from pacbayes_fl.results.bootstrap import nested_bootstrap
+from pacbayes_fl.results.grouping import by_settings, distinct
 from pacbayes_fl.results.metrics import headline_column
 from pacbayes_fl.results.records import Result
 
@@ -41,17 +50,16 @@ def sweep_curve(results: Sequence[Result], metric: str | None = None, group: str
     """
     chosen = metric or headline_column(results[0].task if results else "regression")
     curves: dict[str, dict[Any, list[list[float]]]] = {}
-    drawn = []
-    for result in results:
-        numbers = [value for value in result.rows.column(group, chosen) if math.isfinite(value)]
-        if "varied" in result.labels and numbers:
+    results = distinct(results)
+    drawn = [one for one in results if "varied" in one.labels and _finite(one, group, chosen)]
+    keys = list(dict.fromkeys(str(result.labels["varied"]["key"]) for result in drawn))
+    for name, same in by_settings(drawn, without=keys).items():
+        for result in same:
             about = result.labels["varied"]
             value = about["value"] if isinstance(about["value"], int | float) else str(about["value"])
-            curves.setdefault(about["method"], {}).setdefault(value, []).append(numbers)
-            drawn.append(result)
+            curves.setdefault(name, {}).setdefault(value, []).append(_finite(result, group, chosen))
     if not curves:
         raise NothingToDrawError(f"no {group} client of the results has {chosen} at a value that was varied")
-    keys = list(dict.fromkeys(result.labels["varied"]["key"] for result in drawn))
     if len(keys) > 1:
         raise StudyError(f"the results vary different values: {', '.join(keys)}", hint="draw those of one comparison")
     values = list(dict.fromkeys(value for by_value in curves.values() for value in by_value))
@@ -72,4 +80,10 @@ def sweep_curve(results: Sequence[Result], metric: str | None = None, group: str
         axis.set(title=f"{group} clients, {seed_count(drawn)}: mean with 95 % interval")
         axis.set_xticks([place[value] for value in values], [str(value) for value in values])
         axis.legend()
+        if keys_left := left_out(results, drawn, f"{chosen} at a value that was varied"):
+            figure.legend(handles=keys_left, loc="outside lower center")
     return figure
+
+
+def _finite(result: Result, group: str, metric: str) -> list[float]:
+    return [value for value in result.rows.column(group, metric) if math.isfinite(value)]

@@ -39,7 +39,10 @@ def test_plot_of_several_runs_compares_them(
     call("run", "tiny.toml", "--out", "two", "--set", "method.particles=3", "--quiet")
     code, out, _ = call("plot", "one", "two")
     assert code == 0
-    assert [str(Path(line)) for line in out.splitlines()[-4:]] == [
-        f"figures/{name}.{end}" for name in ("box_plots", "particles") for end in ("png", "svg")
+    assert [str(Path(line)) for line in out.splitlines()[-6:]] == [
+        f"figures/{name}.{end}" for name in ("box_plots", "intervals", "particles") for end in ("png", "svg")
     ]
     assert (tmp_path / "figures" / "particles.png").read_bytes().startswith(b"\x89PNG")
+    code, out, err = call("plot", "one", "two", "two/../one")
+    assert code == 0 and err == "warning: two/../one is given twice, and drawn once\n"
+    assert [str(Path(line)) for line in out.splitlines()][-1] == "figures/particles.svg"

@@ -109,21 +109,59 @@ def test_classifiers_show_accuracies_and_calibration(classes: Maker) -> None:
 def test_settings_of_one_method_have_boxes_of_their_own(classes: Maker) -> None:
     sparse = [classes("sfedbayes", seed, kept=kept, new=0) for kept in (0.25, 0.5) for seed in (1, 2)]
     (axis,) = box_plots([*sparse, classes("fedavg", new=0)], ["pm.accuracy"]).axes
-    assert ticks(axis) == ["sfedbayes\n0.25 kept", "sfedbayes\n0.5 kept", "fedavg"]
+    assert ticks(axis) == ["sfedbayes\nkept=0.25", "sfedbayes\nkept=0.5", "fedavg"]
     assert [len(values) for values in dots(axis)] == [12, 12, 6]
+
+
+def asked(result: Result, **settings: object) -> Result:
+    return replace(result, labels={**result.labels, "settings": settings})
+
+
+def test_runs_that_differ_in_an_option_have_boxes_of_their_own_and_one_given_twice_is_one(made: Maker) -> None:
+    results = [asked(made(seed=seed, new=0), tau=tau) for seed, tau in ((1, 1.0), (2, 5.0), (3, 5.0))]
+    (axis,) = box_plots(results, ["rsmse"]).axes
+    assert ticks(axis) == ["pac_pfl\ntau=1", "pac_pfl\ntau=5"]
+    assert [len(values) for values in dots(axis)] == [12, 24]
+    assert axis.get_title() == "existing clients (12), 1 to 2 seeds"
+    with pytest.warns(UserWarning, match="there twice, and counted once: pac_pfl on polynomial, seed 1"):
+        (axis,) = box_plots([results[0], results[0]], ["rsmse"]).axes
+    assert [len(values) for values in dots(axis)] == [12] and axis.get_title() == "existing clients (12), 1 seed"
+
+
+def test_clients_are_counted_box_by_box_where_runs_have_different_numbers(made: Maker) -> None:
+    figure = box_plots([made(existing=24, new=2), made("fedavg", existing=1, new=2)], ["rsmse"])
+    assert [axis.get_title() for axis in figure.axes] == ["existing clients, 1 seed", "new clients (2), 1 seed"]
+    assert ticks(figure.axes[0]) == ["pac_pfl\n(24 clients)", "fedavg\n(1 client)"]
+    assert ticks(figure.axes[1]) == ["pac_pfl", "fedavg"]
+    (axis, *_) = client_boxes(made(existing=1, new=0)).axes
+    assert ticks(axis) == ["existing\n(1 client)"]
+
+
+def test_runs_that_are_not_drawn_are_in_no_heading_and_are_named(made: Maker, classes: Maker) -> None:
+    figure = box_plots([made(), classes()], ["rsmse", "ce"])
+    assert figure.get_suptitle() == "polynomial, seed 1, round 120" and ticks(figure.axes[0]) == ["pac_pfl"]
+    (text,) = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert " ".join(text.split()) == "not drawn: pfedbayes, mnist-small (no rsmse, ce)"
+
+
+def test_a_group_without_scores_does_not_stretch_the_axis(made: Maker) -> None:
+    one = made(level=5.0)
+    blank = tuple(row if row.group == "existing" else replace(row, metrics={}) for row in one.clients)
+    figure = box_plots([replace(one, clients=blank)], ["rsmse", "mine"])  # nobody has the second
+    assert all(axis.get_ylim()[0] > 4 for axis in figure.axes[:2])
 
 
 def test_runs_of_other_particles_or_epsilons_have_boxes_of_their_own(made: Maker) -> None:
     ablated = [made(seed=seed, particles=count, new=0) for count in (1, 4) for seed in (1, 2)]
     (axis,) = box_plots(ablated, ["rsmse"]).axes
-    assert ticks(axis) == ["pac_pfl\nk = 1", "pac_pfl\nk = 4"]
+    assert ticks(axis) == ["pac_pfl\nparticles=1", "pac_pfl\nparticles=4"]
     spent = [("gaussian", 1.0), ("gaussian", 3.0), ("laplace", 3.0)]
     private = [
         replace(made(new=0), labels={"privacy": {"epsilon": epsilon, "mechanism": mechanism}})
         for mechanism, epsilon in spent
     ]
     (axis,) = box_plots([replace(made(new=0), labels={}), *private], ["rsmse"]).axes
-    about = [f"pac_pfl\nepsilon {epsilon:.3g}\n{mechanism}" for mechanism, epsilon in spent]
+    about = [f"pac_pfl\nepsilon={epsilon:.3g}\nmechanism={mechanism}" for mechanism, epsilon in spent]
     assert ticks(axis) == ["pac_pfl", *about]
 
 
@@ -156,6 +194,17 @@ def test_particles_of_several_methods_are_lines_of_their_own(made: Maker) -> Non
     legend = axis.get_legend()
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == ["pac_pfl, polynomial", "other, polynomial"]
+
+
+def test_an_ablation_says_in_what_else_its_runs_differ(made: Maker) -> None:
+    runs = [
+        asked(made(particles=count), **{"method.particles": count, "method.tau": tau})
+        for count, tau in ((1, 1.0), (2, 1.0), (4, 5.0))
+    ]
+    (axis,) = particle_ablation(runs).axes
+    legend = axis.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["polynomial, tau=1", "polynomial, tau=5"]
 
 
 def test_one_seed_has_no_spread(made: Maker) -> None:

@@ -72,9 +72,23 @@ def test_studies_and_shares_kept_are_runs_of_their_own(classes: Maker) -> None:
     ]
     sparse = [classes(kept=kept, seed=seed) for kept in (0.25, 0.5) for seed in (1, 2)]
     assert list(lines(convergence_curves(sparse).axes[0]))[::2] == [
-        "pfedbayes, 0.25 kept, personal model",
-        "pfedbayes, 0.5 kept, personal model",
+        "pfedbayes, kept=0.25, personal model",
+        "pfedbayes, kept=0.5, personal model",
     ]
+
+
+def test_regressions_among_the_runs_are_in_no_heading_and_are_named(classes: Maker, made: Maker) -> None:
+    figure = convergence_curves([classes(seed=2), made(seed=1)])
+    assert figure.get_suptitle() == "mnist-small, seed 2, round 30" and figure.axes[0].get_title() == "1 seed"
+    *_, last = (text.get_text() for legend in figure.legends for text in legend.get_texts())
+    assert " ".join(last.split()) == "not drawn: pac_pfl, polynomial (no accuracy of rounds)"
+
+
+def test_a_single_round_has_a_whole_number(classes: Maker) -> None:
+    one = classes()
+    (axis,) = convergence_curves([replace(one, rounds=one.rounds[5:6])]).axes
+    low, high = axis.get_xlim()
+    assert [tick for tick in axis.get_xticks() if low <= tick <= high] == [5]
 
 
 def test_runs_without_accuracies_are_refused(result: Result) -> None:

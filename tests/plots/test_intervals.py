@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
 
 from pacbayes_fl.plots import NothingToDrawError, interval_plot, save_joint
 from pacbayes_fl.results.comparison import table
@@ -38,6 +40,32 @@ def test_means_and_intervals_are_those_of_the_table(made: Callable[..., Result])
 def test_classifiers_say_that_more_is_better(classes: Callable[..., Result]) -> None:
     figure = interval_plot([classes(method=name) for name in ("a", "b")], ["pm.accuracy"])
     assert figure.axes[0].get_xlabel() == "accuracy, personal model; higher is better"
+
+
+def texts(figure: Figure) -> list[str]:
+    return [" ".join(text.get_text().split()) for legend in figure.legends for text in legend.get_texts()]
+
+
+def test_the_legend_says_what_the_marks_are(made: Callable[..., Result]) -> None:
+    figure = interval_plot([made(method="a"), made(method="b")])
+    assert texts(figure) == ["mean", "95 % interval of the mean", "median over clients and seeds"]
+
+
+def test_runs_of_another_task_are_in_no_heading_and_are_named(
+    made: Callable[..., Result], classes: Callable[..., Result]
+) -> None:
+    figure = interval_plot([made(method="a", seed=3), made(method="b", seed=3), classes(seed=1)])
+    assert figure.get_suptitle() == "polynomial, seed 3, round 120"
+    assert texts(figure)[-1].startswith("not drawn: pfedbayes, mnist-small (no rsmse, ce")
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a, polynomial", "b, polynomial"]
+
+
+def test_runs_of_other_settings_have_lines_of_their_own(made: Callable[..., Result]) -> None:
+    runs = [replace(made(seed=s), labels={"settings": {"method.tau": tau}}) for s, tau in ((1, 1.0), (2, 5.0))]
+    assert [label.get_text() for label in interval_plot(runs).axes[0].get_yticklabels()] == [
+        "pac_pfl, tau=1",
+        "pac_pfl, tau=5",
+    ]
 
 
 @pytest.mark.usefixtures("names_only")

@@ -206,7 +206,7 @@ def test_what_cannot_be_drawn_is_named(made: Maker) -> None:
 def test_a_comparison_with_a_private_run_has_the_figure(made: Maker, tmp_path: Path) -> None:
     results = [private(made(), 1.0), made()]
     written = save_joint(results, tmp_path / "one")
-    names = [f"{name}.{ending}" for name in ("box_plots", "privacy_utility") for ending in ("png", "svg")]
+    names = [f"{name}.{ending}" for name in ("box_plots", "intervals", "privacy_utility") for ending in ("png", "svg")]
     assert [path.name for path in written] == names
     written = [path for path in written if path.suffix == ".svg"]
     with matplotlib.rc_context({"axes.facecolor": "black", "font.size": 30}):

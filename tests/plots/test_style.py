@@ -86,6 +86,8 @@ def test_the_ablation_is_of_a_method_not_between_methods(
     joint = save_joint([four, one, two, without, replace(four, labels={})], tmp_path, ["png"])
     assert [path.name for path in joint] == [*PAIR, "particles.png"]
     assert drawn == [[("pac_pfl", 4), ("pac_pfl", 2)]]
+    others = [replace(run, labels={**run.labels, "settings": {"method.tau": n}}) for n, run in enumerate((four, two))]
+    assert [path.name for path in save_joint(others, tmp_path / "others", ["png"])] == PAIR, "tau differs as well"
 
 
 @pytest.mark.usefixtures("names_only")
