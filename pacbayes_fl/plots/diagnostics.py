@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pacbayes_fl.plots.learning import draw_rounds, drawn_by_default, recorded_names
-from pacbayes_fl.plots.style import CYCLE, NothingToDrawError, metric_label, panels, run_title
+from pacbayes_fl.plots.style import CYCLE, NothingToDrawError, count_whole, metric_label, panels, run_title
 from pacbayes_fl.results.recorded import RECORDED
 from pacbayes_fl.results.records import Result
 
@@ -59,3 +59,4 @@ def _of_clients(result: Result, name: str) -> list[float]:
 def _draw_clients(axis: Axes, result: Result, name: str, colour: str) -> None:
     axis.hist(np.array(_of_clients(result, name)), bins="auto", color=colour, alpha=0.75)
     axis.set(title=f"{RECORDED[name].title}, by client", xlabel=metric_label(name, result), ylabel="existing clients")
+    count_whole(axis.yaxis)

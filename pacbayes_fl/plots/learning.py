@@ -13,6 +13,7 @@ from pacbayes_fl.plots.style import (
     MODEL_LINES,
     RED,
     NothingToDrawError,
+    count_whole,
     metric_label,
     panels,
     run_title,
@@ -117,8 +118,6 @@ def draw_rounds(axis: Axes, result: Result, name: str, colour: str) -> None:
         name: in `RoundRecord.values`.
         colour: of the line.
     """
-    from matplotlib.ticker import MaxNLocator
-
     points = [(record.round, record.values[name]) for record in result.rounds if name in record.values]
     points = [(number, value) for number, value in points if math.isfinite(value)]
     rounds, numbers = zip(*points, strict=True)
@@ -128,7 +127,7 @@ def draw_rounds(axis: Axes, result: Result, name: str, colour: str) -> None:
     label = metric_label(name, result)
     title = RECORDED[name].title if name in RECORDED else f"test {label}" if name in _scores() else label
     axis.set(title=title, xlabel="round", ylabel=label, xlim=_limits(result))
-    axis.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10], integer=True))
+    count_whole(axis.xaxis)
 
 
 def _mark_dropped(figure: Figure, axes: Sequence[Axes], result: Result) -> None:

@@ -16,6 +16,7 @@ from pacbayes_fl.plots.style import (
     INK,
     RED,
     NothingToDrawError,
+    count_whole,
     group_names,
     panels,
     predicted,
@@ -84,11 +85,12 @@ def predictive_bands(result: Result, clients: Sequence[str] | None = None, rows:
             if known.kind == "order":
                 x_train, x_test = np.arange(-train.size, 0), np.arange(test["mean"].size)
                 axis.axvline(-0.5, color=FAINT, linewidth=0.8, zorder=1)
+                count_whole(axis.xaxis)
             label = "row (training before 0, test from 0)" if known.kind == "order" else known.label
             if known.kind == "clock":
                 near = drawn_before(x_train, x_test)
                 x_train, train, x_test = x_train[near] / _DAY, train[near], x_test / _DAY
-                _by_clock(axis, known.zone)
+                by_clock(axis, known.zone)
             _bands(axis, x_train, train, x_test, test, GROUP_COLOURS[group])
             axis.set(title=title, xlabel=label, ylabel=target_label(result))
         for axis in axes.flat[len(chosen) :]:
@@ -129,11 +131,19 @@ def _bands(axis: Axes, x_train: Array, train: Array, x_test: Array, test: Mappin
     axis.plot(x_train, train, "x", color=RED, markersize=4.5, markeredgewidth=1.2, label="training")
 
 
-def _by_clock(axis: Axes, zone: tzinfo) -> None:
-    """Let the values of x, days since 1970 in UTC, be told by the clocks of a zone."""
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+def by_clock(axis: Axes, zone: tzinfo) -> None:
+    """Let the values of x be told by the clocks of a zone.
 
-    locator = AutoDateLocator(tz=zone, maxticks=7)  # type: ignore[no-untyped-call]
+    Args:
+        axis: whose x are days since 1970 in UTC.
+        zone: of the clocks.
+    """
+    from matplotlib.dates import MINUTELY, SECONDLY, AutoDateLocator, ConciseDateFormatter
+
+    # a unit from 3 of it on: with 5, as is usual, 7 ticks have no step for 4 days in hours, or 4 months in days
+    locator = AutoDateLocator(tz=zone, minticks=3, maxticks=7)  # type: ignore[no-untyped-call]
+    for unit in (MINUTELY, SECONDLY):  # the usual steps of 1, 5, 10 may leave a single tick
+        locator.intervald[unit] = [1, 2, 5, 10, 15, 30]
     axis.xaxis.set_major_locator(locator)
     axis.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=zone))  # type: ignore[no-untyped-call]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pacbayes_fl.plots.style import FAINT, GROUP_COLOURS, NothingToDrawError, panels, run_title
+from pacbayes_fl.plots.style import FAINT, GROUP_COLOURS, NothingToDrawError, count_whole, panels, run_title
 from pacbayes_fl.results.calibration import Shares, coverage_by, coverage_by_client, pit_histogram
 from pacbayes_fl.results.client_rows import GROUPS
 from pacbayes_fl.results.recorded import with_unit
@@ -91,6 +91,7 @@ def _draw(axis: Axes, one: Shares, colour: str) -> None:
     if one.names:
         order = np.argsort(share, kind="stable")
         share, low, high, x = share[order], low[order], high[order], np.arange(1.0, share.size + 1)
+        count_whole(axis.xaxis)
     else:
         x = (one.low[known] + one.high[known]) / 2
     axis.axhline(one.expected, color=FAINT, linestyle="--", linewidth=1.0)

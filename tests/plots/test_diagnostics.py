@@ -45,6 +45,7 @@ def test_what_a_method_says_of_clients_is_a_histogram_of_the_existing_ones(resul
     (axis,) = diagnostics(replace(result, rounds=(), clients=tuple(rows))).axes
     assert sum(patch.get_height() for patch in axis.patches) == 3  # type: ignore[attr-defined]
     assert (axis.get_title(), axis.get_xlabel()) == ("weights kept, by client", "share of weights")
+    assert all(float(tick).is_integer() for tick in axis.get_yticks())
 
 
 def test_a_run_without_such_numbers_is_refused(result: Result) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from matplotlib.axes import Axes
 
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.plots import NothingToDrawError, predictive_bands
+from pacbayes_fl.plots.predictive import by_clock
 from pacbayes_fl.results.records import Result
 from tests.pages.conftest import timed
 from tests.plots.conftest import make_result
@@ -116,3 +118,22 @@ def test_a_single_test_row_has_training_rows_before_it_on_a_clock() -> None:
     (axis,) = predictive_bands(alone, ["client_00"]).axes
     assert drawn(axis, "test")[0].size == 1
     np.testing.assert_array_equal(drawn(axis, "training")[1], rows(alone, "existing", 0, "y_train")[-12:])
+
+
+def test_every_span_of_time_has_dates_that_fit() -> None:
+    from matplotlib.figure import Figure
+
+    axis = Figure().add_subplot()
+    by_clock(axis, UTC)
+    locator = axis.xaxis.get_major_locator()
+    start = datetime(2024, 1, 30, 22, 17, tzinfo=UTC)
+    for seconds in np.geomspace(2.0, 40 * 366 * 86_400, 400):  # warnings are errors here
+        ticks = locator.tick_values(start, start + timedelta(seconds=float(seconds)))  # type: ignore[arg-type]
+        assert 2 <= len(ticks) <= 9, seconds
+    for hours in (73, 80, 96, 119):
+        assert len(locator.tick_values(start, start + timedelta(hours=hours))) > 2  # type: ignore[arg-type]
+
+
+def test_rows_of_a_series_are_counted_by_whole_numbers(made: Callable[..., Result]) -> None:
+    (axis,) = predictive_bands(made(d=2), ["client_00"], rows=3).axes
+    assert all(float(tick).is_integer() for tick in axis.get_xticks())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -50,3 +51,10 @@ def test_coverage_is_drawn_by_column_where_one_is_named_and_by_client(result: Re
     assert clients is not None and np.asarray(line.get_ydata()).tolist() == sorted(clients.share.tolist())
     with pytest.raises(NothingToDrawError, match="intervals"):
         coverage(replace(result, predictions={}))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_clients_are_counted_by_whole_numbers(count: int, made: Callable[..., Result]) -> None:
+    (axis,) = coverage(made(existing=count, new=0)).axes
+    low, high = axis.get_xlim()
+    assert [float(tick) for tick in axis.get_xticks() if low <= tick <= high] == list(range(1, count + 1))
