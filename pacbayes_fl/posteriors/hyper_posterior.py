@@ -87,9 +87,12 @@ class GaussianHyperPrior:
     std: float
 
     def __post_init__(self) -> None:
-        """Check that std is positive."""
-        if not self.std > 0:
-            raise StudyError(f"the hyper-prior's std must be positive, got {self.std:g}")
+        """Check that std is one positive number."""
+        several = isinstance(self.std, Tensor) and self.std.numel() != 1
+        if several or not self.std > 0:
+            got = f"{list(self.std.shape)} of them" if isinstance(self.std, Tensor) and several else f"{self.std:g}"
+            hint = "a class of your own with sample and score may have one for each of D" if several else None
+            raise StudyError(f"the hyper-prior's std must be one positive number, got {got}", hint=hint)
 
     def sample(self, particles: int, generator: torch.Generator) -> Tensor:
         """Draw particles.

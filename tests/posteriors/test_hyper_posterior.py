@@ -231,3 +231,10 @@ def test_tau_has_its_published_values() -> None:
         assert gibbs_tau(lam, 150.0, 24, n2) == pytest.approx(tau, rel=1e-12)
     with pytest.raises(AssumptionError, match="lambda must be above n2"):
         gibbs_tau(1.5, 150.0, 24, 1, 0.5)
+
+
+def test_the_papers_hyper_prior_has_one_spread() -> None:
+    for wrong, got in ((torch.ones(3), r"\[3\] of them \(a class of your own"), (0.0, "0"), (-1.0, "-1")):
+        with pytest.raises(StudyError, match=f"std must be one positive number, got {got}"):
+            GaussianHyperPrior(torch.zeros(3), wrong)  # type: ignore[arg-type]
+    assert float(GaussianHyperPrior(torch.zeros(3), torch.tensor(2.0)).score(torch.ones(1, 3))[0, 0]) == -0.25  # type: ignore[arg-type]
