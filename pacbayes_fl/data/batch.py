@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from pacbayes_fl.data import padding
 from pacbayes_fl.errors import DataError, caller_stacklevel, counted, kinds_checked
 from pacbayes_fl.names import as_html, printable
 
@@ -93,7 +94,9 @@ def _checked_together(
         return None
     rows = [(x.to(dtype), y.to(dtype if classes is None else torch.float64)) for x, y in clients]
     batch = ClientBatch.stack(rows, names, ids)
-    if not (_all_finite(batch.x) and _all_finite(batch.y)):
+    groups = batch.groups()
+    parts = [batch] if groups is None else [batch.select(at, rows) for at, rows in groups]
+    if not all(_all_finite(part.x) and _all_finite(part.y) for part in parts):
         return None
     if classes is None:
         return batch
@@ -104,6 +107,18 @@ def _checked_together(
 def _all_finite(numbers: Tensor) -> bool:
     """Ask the extremes, which NaN takes: an array of flags would be as long as that of numbers."""
     return not numbers.numel() or bool(numbers.amax().isfinite() & numbers.amin().isfinite())
+
+
+def _padded(rows: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """Pad rows [m_k, *] of every client to one tensor [K, N, *], in room of its own where most would be padding."""
+    first, shape = rows[0], (len(rows), max(sizes), *rows[0].shape[1:])
+    uneven = first.device.type == "cpu" and padding.groups(torch.tensor(sizes), shape, first.dtype) is not None
+    if not uneven:
+        return pad_sequence(list(rows), batch_first=True)
+    result = padding.room(shape, first.dtype, sum(sizes))
+    for k, own in enumerate(rows):
+        result[k, : len(own)] = own
+    return result
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +170,7 @@ class ClientBatch:
     @property
     def size(self) -> Tensor:
         """Real rows per client [K], float64."""
-        return self.mask.sum(1, dtype=torch.float64)
+        return padding.sizes(self.mask).double()
 
     @classmethod
     @kinds_checked
@@ -238,29 +253,43 @@ class ClientBatch:
         if not max(sizes):
             x_all, y_all = first_x.new_zeros(len(clients), 1, *first_x.shape[1:]), first_y.new_zeros(len(clients), 1)
         else:
-            x_all, y_all = (pad_sequence(list(rows), batch_first=True) for rows in zip(*clients, strict=True))
+            x_all, y_all = (_padded(rows, sizes) for rows in zip(*clients, strict=True))
         device = first_x.device
         mask = torch.arange(y_all.shape[1], device=device) < torch.tensor(sizes, device=device).unsqueeze(1)
         return cls(x_all, y_all, mask, tuple(ids), tuple(names))
 
-    def select(self, index: Tensor) -> ClientBatch:
+    def select(self, index: Tensor, rows: int | None = None) -> ClientBatch:
         """Take clients.
 
         Args:
             index: positions [k], int64.
+            rows: columns to keep, known to hold every real row of these clients; all N when not given.
 
         Returns:
-            The batch of those k clients.
+            The batch of those k clients, [k, N] or [k, rows].
         """
         positions = index.tolist()
         at = index.to(self.x.device)
-        return ClientBatch(
-            self.x[at],
-            self.y[at],
-            self.mask[at],
-            tuple(self.ids[i] for i in positions),
-            tuple(self.names[i] for i in positions),
-        )
+        ids, names = tuple(self.ids[i] for i in positions), tuple(self.names[i] for i in positions)
+        mask = self.mask[:, :rows][at]
+        wide = rows is None and self.x.device.type == "cpu"
+        groups = padding.groups(mask, (len(at), *self.x.shape[1:]), self.x.dtype) if wide else None
+        if groups is None:
+            return ClientBatch(self.x[:, :rows][at], self.y[:, :rows][at], mask, ids, names)
+        held = int(padding.sizes(mask).sum())
+        x, y = (padding.room((len(at), *leaf.shape[1:]), leaf.dtype, held) for leaf in (self.x, self.y))
+        for part, width in groups:
+            x[part, :width], y[part, :width] = self.x[at[part], :width], self.y[at[part], :width]
+        return ClientBatch(x, y, mask, ids, names)
+
+    def groups(self) -> list[tuple[Tensor, int]] | None:
+        """Group clients of very different sizes, so that work of each alone need not be done on padding.
+
+        Returns:
+            Positions, and rows that hold all of theirs; see `padding.groups`. None where it is all one, and off the
+            CPU.
+        """
+        return padding.groups(self.mask, self.x.shape, self.x.dtype) if self.x.device.type == "cpu" else None
 
     def rows(self, index: Tensor) -> ClientBatch:
         """Take rows of every client: a minibatch.
@@ -283,7 +312,7 @@ class ClientBatch:
         Returns:
             The batch [K, rows].
         """
-        rows = max(1, int(self.mask.sum(1).max())) if rows is None else rows
+        rows = max(1, int(padding.sizes(self.mask).max())) if rows is None else rows
         return replace(self, x=self.x[:, :rows], y=self.y[:, :rows], mask=self.mask[:, :rows])
 
     def extend(self, later: ClientBatch) -> ClientBatch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl import tensors
-from pacbayes_fl.data import long_arrays
+from pacbayes_fl.data import long_arrays, padding
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError
 
@@ -136,9 +136,8 @@ def joined(part_of: Callable[[slice], Batches], counts: Sequence[Sequence[int]])
         names += block[0].names
         for at, batch in enumerate(block):
             if batch is not None:
-                whole[at] = known = whole[at] or _room(batch, clients, max(1, *counts[at]))
-                for into, leaf in zip(known, (batch.x, batch.y, batch.mask), strict=True):
-                    into[own, : leaf.shape[1]] = leaf
+                whole[at] = known = whole[at] or _room(batch, torch.as_tensor(counts[at]), max(1, *counts[at]))
+                _write(batch, known, own.start)
     if len(set(ids)) < len(ids):
         count = Counter(ids)
         double = next(name for name, i in zip(names, ids, strict=True) if count[i] > 1)
@@ -147,15 +146,29 @@ def joined(part_of: Callable[[slice], Batches], counts: Sequence[Sequence[int]])
     return cast(ClientBatch, train), cast(ClientBatch, test), validation
 
 
-def _room(like: ClientBatch, clients: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Make room for x, y and mask of all clients."""
-    shape = (clients, width)
-    x = tensors.mapped_zeros((*shape, *like.x.shape[2:]), like.x.dtype)
-    return x, tensors.mapped_zeros(shape, like.y.dtype), tensors.mapped_zeros(shape, torch.bool)
+def _room(like: ClientBatch, sizes: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Make room for x, y and mask of all clients, of so many rows each [K]."""
+    shape, x = (len(sizes), width), like.x
+    if padding.groups(sizes, (*shape, *x.shape[2:]), x.dtype) is None:
+        whole = tensors.mapped_zeros((*shape, *x.shape[2:]), x.dtype)
+        return whole, tensors.mapped_zeros(shape, like.y.dtype), tensors.mapped_zeros(shape, torch.bool)
+    held = int(sizes.sum())
+    kinds = ((x.shape[2:], x.dtype), ((), like.y.dtype), ((), torch.bool))
+    whole, y, mask = (padding.room((*shape, *feature), dtype, held) for feature, dtype in kinds)
+    return whole, y, mask
 
 
-def by_block(batch: ClientBatch, make: Callable[[ClientBatch, slice], ClientBatch]) -> ClientBatch:
-    """Make new rows of the same clients, such as scaled ones, a block of clients at a time.
+def _write(block: ClientBatch, into: tuple[Tensor, Tensor, Tensor], before: int) -> None:
+    """Write rows of consecutive clients, but for the padding of groups, into those of all."""
+    groups = block.groups() or [(torch.arange(block.clients), block.mask.shape[1])]
+    for at, rows in groups:
+        part = block.select(at, rows)
+        for room, leaf in zip(into, (part.x, part.y, part.mask), strict=True):
+            room[at + before, :rows] = leaf
+
+
+def by_block(batch: ClientBatch, make: Callable[[ClientBatch, slice | Tensor], ClientBatch]) -> ClientBatch:
+    """Make new rows of the same clients, such as scaled ones, a block of clients, or those of a size, at a time.
 
     Args:
         batch: rows [K, N, *feature].
@@ -165,15 +178,49 @@ def by_block(batch: ClientBatch, make: Callable[[ClientBatch, slice], ClientBatc
         The new rows [K, N, *].
     """
     clients, width = batch.mask.shape
-    if clients <= tensors.BLOCK or batch.x.device.type != "cpu":
+    if batch.x.device.type != "cpu":
+        return make(batch, slice(0, clients))
+    groups = batch.groups()
+    if clients <= tensors.BLOCK and groups is None:
         return make(batch, slice(0, clients))
     known: tuple[Tensor, Tensor, Tensor] | None = None
-    for own in tensors.client_blocks(clients):
-        part = make(batch.select(torch.arange(own.start, own.stop)), own)
-        known = known or _room(part, clients, width)
+    blocks = ((torch.arange(own.start, own.stop), width, own) for own in tensors.client_blocks(clients))
+    for at, rows, own in blocks if groups is None else ((at, rows, at) for at, rows in _pieces(groups)):
+        part = make(batch.select(at, rows), own)
+        known = known or _room(part, padding.sizes(batch.mask), width)
         for into, leaf in zip(known, (part.x, part.y, part.mask), strict=True):
-            into[own] = leaf
+            into[own, :rows] = leaf
     return ClientBatch(*cast(tuple[Tensor, Tensor, Tensor], known), batch.ids, batch.names)
+
+
+def by_size(batch: ClientBatch, find: Callable[[ClientBatch], Sequence[Tensor]]) -> list[Tensor]:
+    """Find what depends on each client's rows alone, those of clients of similar sizes together.
+
+    Args:
+        batch: rows [K, N, *feature].
+        find: takes rows of some clients [k, n, *feature], and gives tensors [k, *].
+
+    Returns:
+        The tensors of all clients [K, *], as those that it gives of the whole batch.
+    """
+    groups = batch.groups()
+    if groups is None:
+        return [*find(batch)]
+    made = list[Tensor]()
+    for at, rows in _pieces(groups):
+        found = find(batch.select(at, rows))
+        made = made or [leaf.new_zeros(batch.clients, *leaf.shape[1:]) for leaf in found]
+        for into, leaf in zip(made, found, strict=True):
+            into[at] = leaf
+    return made
+
+
+def _pieces(groups: Sequence[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, int]]:
+    """Cut groups of clients into blocks, and release tensors in files after each."""
+    for at, rows in groups:
+        for piece in at.split(tensors.BLOCK):
+            yield piece, rows
+            tensors.release_mapped()
 
 
 class LongRows(NamedTuple):

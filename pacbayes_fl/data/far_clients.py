@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.moments import Moments, log_in, moments_of, power_of_two
+from pacbayes_fl.data.moments import Moments, client_moments, log_in, power_of_two
 from pacbayes_fl.data.shrinkage import Population
 from pacbayes_fl.errors import caller_stacklevel, listed
 
@@ -72,16 +72,13 @@ def beyond(moments: Moments, population: Population) -> Tensor:
     return (size > 1.0) & ~moments.flat
 
 
-def without_far(
-    batch: ClientBatch, columns: Tensor, names: Sequence[str], used: Sequence[bool], what: str
-) -> ClientBatch:
+def without_far(batch: ClientBatch, names: Sequence[str], used: Sequence[bool], what: str) -> ClientBatch:
     """Leave clients that are far out of a batch, and say who they are.
 
     Args:
-        batch: rows of K clients.
-        columns: theirs [K, N, c], in units of each.
-        names: of the c columns.
-        used: whether a column counts [c].
+        batch: rows of K clients, x [K, N, d], y [K, N].
+        names: of the d features and the target.
+        used: whether a column counts [d + 1].
         what: they are left out of, in words.
 
     Returns:
@@ -90,7 +87,7 @@ def without_far(
     Warns:
         UserWarning: naming the clients, and the columns.
     """
-    near = without_far_by(moments_of(columns, batch.mask), batch.mask.any(1), batch.names, names, used, what)
+    near = without_far_by(client_moments(batch), batch.mask.any(1), batch.names, names, used, what)
     return batch if near is None else batch.select(near)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.far_clients import beyond, those_in
-from pacbayes_fl.data.moments import columns_of, moments_of
+from pacbayes_fl.data.moments import client_moments
 from pacbayes_fl.data.scaling import Shared
 from pacbayes_fl.errors import caller_stacklevel, listed
 
@@ -28,7 +28,7 @@ def say_foreign(batch: ClientBatch, shared: Shared, names: Sequence[str]) -> Non
     """
     if batch.x.dim() > 3 or not bool(shared.federated.any()):
         return
-    moments = moments_of(columns_of(batch), batch.mask)
+    moments = client_moments(batch)
     away = beyond(moments, shared.population).cpu() & shared.federated
     away &= batch.mask.any(1).cpu().unsqueeze(-1)
     if bool(away.any()):

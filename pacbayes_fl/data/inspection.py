@@ -12,7 +12,7 @@ import numpy as np
 from pacbayes_fl.data import cells, class_labels, clock, twins
 from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.far_clients import far
-from pacbayes_fl.data.moments import columns_of, moments_of
+from pacbayes_fl.data.moments import client_moments
 from pacbayes_fl.data.tables import Dataset
 from pacbayes_fl.errors import counted, listed
 
@@ -327,7 +327,7 @@ def _row_names(columns: Sequence[str], rows: Mapping[str, _Rows]) -> Iterator[Fi
 def _units(dataset: Dataset, columns: Sequence[str]) -> Iterator[Finding]:
     """Name clients of which a column is far from that of all others, as in another unit; see `far_clients.far`."""
     train = dataset.groups["existing"].train
-    away = far(moments_of(columns_of(train), train.mask), train.mask.any(1)).cpu()
+    away = far(client_moments(train), train.mask.any(1)).cpu()
     for j, column in enumerate(columns):
         if who := [name for name, one in zip(train.names, away[:, j].tolist(), strict=True) if one]:
             text = f"{column} of {listed(who)} is far from that of all other clients"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.client_blocks import by_size
 from pacbayes_fl.data.transforms import Transform
 
 _STEP: Final = 0.01
@@ -45,6 +46,10 @@ def power_sums(batch: ClientBatch) -> PowerSums:
     Returns:
         The sums, float64; 0 for a client without rows.
     """
+    return PowerSums(*by_size(batch, _power_sums))
+
+
+def _power_sums(batch: ClientBatch) -> PowerSums:
     y, mask = torch.where(batch.mask, batch.y, 0.0).double(), batch.mask
     rows = mask.sum(1).double()
     means, squares = [], []

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.client_blocks import by_size
 from pacbayes_fl.data.row_counts import counted_rows
 
 _PENALTIES: Final = tuple(10.0 ** (power / 4) for power in range(-12, 21))
@@ -52,12 +53,16 @@ def linear_moments(batch: ClientBatch) -> LinearMoments:
     Returns:
         The sums of K clients, float64.
     """
+    sums = LinearMoments(*by_size(batch, _sums))
+    share = counted_rows(batch) / batch.size.double().clamp_min(1.0)
+    return LinearMoments(*(leaf * share.view(-1, *[1] * (leaf.dim() - 1)) for leaf in sums))
+
+
+def _sums(batch: ClientBatch) -> tuple[Tensor, Tensor, Tensor]:
     real = batch.mask.unsqueeze(-1)
     z = torch.where(real, torch.cat((batch.x, torch.ones_like(batch.x[..., :1])), -1), 0.0).double()
     y = torch.where(batch.mask, batch.y, 0.0).double()
-    sums = LinearMoments(z.mT @ z, (z.mT @ y.unsqueeze(-1)).squeeze(-1), y.square().sum(1))
-    share = counted_rows(batch) / batch.size.double().clamp_min(1.0)
-    return LinearMoments(*(leaf * share.view(-1, *[1] * (leaf.dim() - 1)) for leaf in sums))
+    return z.mT @ z, (z.mT @ y.unsqueeze(-1)).squeeze(-1), y.square().sum(1)
 
 
 def pooled_ridge(moments: LinearMoments) -> LinearStart:

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.client_blocks import by_size
 from pacbayes_fl.data.far_clients import those_in
+from pacbayes_fl.data.moments import columns_of
 from pacbayes_fl.errors import caller_stacklevel, listed
 from pacbayes_fl.tensors import client_blocks
 
@@ -47,18 +49,17 @@ def lone(columns: Tensor, mask: Tensor) -> Tensor:
     return some & (inner / scale < _LEAST * square.sqrt()) & (rows >= 5).unsqueeze(-1)
 
 
-def say_lone(batch: ClientBatch, columns: Tensor, names: Sequence[str]) -> None:
+def say_lone(batch: ClientBatch, names: Sequence[str]) -> None:
     """Warn of columns that a few values stretch; see `lone`.
 
     Args:
-        batch: training rows of K clients.
-        columns: theirs [K, N, c], in units of each.
-        names: of the c columns.
+        batch: training rows of K clients, x [K, N, d], y [K, N].
+        names: of the d features and the target.
 
     Warns:
         UserWarning: naming the clients, and the columns.
     """
-    found = torch.cat([lone(columns[own], batch.mask[own]) for own in client_blocks(batch.clients)]).cpu()
+    found = by_size(batch, _lone_blocks)[0].cpu()
     if not bool(found.any()):
         return
     who, where = those_in(found, batch.names, names)
@@ -67,6 +68,12 @@ def say_lone(batch: ClientBatch, columns: Tensor, names: Sequence[str]) -> None:
         "within a hundredth of a standard deviation, nearly one value once they are scaled"
     )
     warnings.warn(f"{what}; mend these rows, or leave them out", stacklevel=caller_stacklevel())
+
+
+def _lone_blocks(batch: ClientBatch) -> list[Tensor]:
+    """Look at a block of clients at a time."""
+    columns = columns_of(batch)
+    return [torch.cat([lone(columns[own], batch.mask[own]) for own in client_blocks(batch.clients)])]
 
 
 def _nth(ordered: Tensor, at: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.client_blocks import by_size
 
 _ROUNDING: Final = 64  # units in the last place of a column's largest value: a spread below is rounding
 
@@ -106,6 +107,35 @@ def combined(inside: Moments, rows: Tensor) -> Moments:
     spread = (share * (std.square() + (mean - middle).square())).sum(0, keepdim=True).sqrt()
     still = inside.flat.all(0) & (spread <= _ROUNDING * torch.finfo(spread.dtype).eps * (peak / unit))
     return Moments(middle * unit, spread * unit, still | (spread == 0))
+
+
+def client_moments(batch: ClientBatch) -> Moments:
+    """Take moments of the columns of every client, those of similar sizes together.
+
+    Args:
+        batch: x [K, N, d], y [K, N].
+
+    Returns:
+        Moments [K, d + 1], those that `moments_of` takes of `columns_of` the batch.
+    """
+    return Moments(*by_size(batch, lambda part: moments_of(columns_of(part), part.mask)))
+
+
+def pooled_moments(batch: ClientBatch) -> Moments:
+    """Take moments of the columns of all rows together, without padding where that is most of the batch.
+
+    Args:
+        batch: x [K, N, d], y [K, N].
+
+    Returns:
+        Moments [1, d + 1].
+    """
+    groups = batch.groups()
+    if groups is None:
+        return moments_of(columns_of(batch).flatten(0, 1).unsqueeze(0), batch.mask.flatten().unsqueeze(0))
+    parts = [batch.select(at, rows) for at, rows in groups]
+    columns = torch.cat([columns_of(part)[part.mask] for part in parts]).unsqueeze(0)
+    return moments_of(columns, torch.ones_like(columns[..., 0], dtype=torch.bool))
 
 
 def moments_of(columns: Tensor, mask: Tensor) -> Moments:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.moments import columns_of, moments_of, power_of_two
+from pacbayes_fl.data.client_blocks import by_size
+from pacbayes_fl.data.moments import Moments, columns_of, moments_of, power_of_two
 from pacbayes_fl.data.scaling import ColumnScale, Shared
 from pacbayes_fl.data.shrinkage import log_std
 from pacbayes_fl.data.summaries import SummaryScale, summarise
@@ -99,13 +100,19 @@ class MomentMessage:
             [K, D], float64, in [-1, 1]; 0 for a client without rows or with one that is no number.
         """
         middle, half = (0.5 * (self.high + sign * self.low).to(batch.x.device) for sign in (1.0, -1.0))
-        v = ((columns_of(batch).double() - middle) / half).clamp(-1.0, 1.0)
-        rows, mask = batch.size.unsqueeze(-1).double(), batch.mask.unsqueeze(-1)
+        rows = batch.size.unsqueeze(-1).double()
         count = rows.clamp_min(1.0)
-        first, second = (torch.where(mask, one, 0.0).sum(1) / count for one in (v, v.square()))
+
+        def means(part: ClientBatch) -> list[Tensor]:
+            v = ((columns_of(part).double() - middle) / half).clamp(-1.0, 1.0)
+            sums = [torch.where(part.mask.unsqueeze(-1), one, 0.0).sum(1) for one in (v, v.square())]
+            return [*sums, *moments_of(v, part.mask)] if "shrunk" in self.kinds else sums
+
+        first, second, *inside = by_size(batch, means)
+        first, second = first / count, second / count
         of = [torch.stack((first, second), -1)[:, self._are("pooled")].flatten(1)]
         if "shrunk" in self.kinds:
-            own, error = log_std(moments_of(v, batch.mask), rows, torch.ones_like(half))
+            own, error = log_std(Moments(*inside), rows, torch.ones_like(half))
             known, low = error.isfinite(), math.log(_LEAST)
             level = torch.where(known, 1.0 - 2.0 * own.clamp(low, 0.0) / low, 0.0)
             numbers = torch.stack((first, first.square(), level, level.square(), known.double()), -1)

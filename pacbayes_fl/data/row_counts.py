@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.client_blocks import by_size
 from pacbayes_fl.data.twins import distinct
 
 
@@ -73,11 +74,15 @@ def one_row(batch: ClientBatch) -> Tensor:
         >>> one_row(ClientBatch.pad([(x[:2], x[:2, 0]), (x, x[:, 0]), (x[:1], x[:1, 0])])).tolist()
         [True, False, True]
     """
+    return by_size(batch, _one_row)[0]
+
+
+def _one_row(batch: ClientBatch) -> list[Tensor]:
     first = batch.mask.int().argmax(1)
     each = torch.arange(batch.clients, device=first.device)
     values = torch.cat((batch.x.flatten(2), batch.y.unsqueeze(2).to(batch.x)), 2)
     same = (values == values[each, first].unsqueeze(1)).all(2)
-    return (same | ~batch.mask).all(1) & batch.mask.any(1)
+    return [(same | ~batch.mask).all(1) & batch.mask.any(1)]
 
 
 def _usual(size: Tensor) -> Tensor:

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.client_blocks import by_size
 from pacbayes_fl.data.far_clients import beyond, say_far, without_far_by
 from pacbayes_fl.data.linear_start import LinearStart
 from pacbayes_fl.data.lone_values import say_lone
-from pacbayes_fl.data.moments import Moments, columns_of, combined, moments_of, standardised
+from pacbayes_fl.data.moments import Moments, client_moments, combined, moments_of, pooled_moments, standardised
 from pacbayes_fl.data.row_counts import counted_rows
 from pacbayes_fl.data.shrinkage import Population, fit_population, shrunk
 from pacbayes_fl.data.summaries import SummaryScale
@@ -157,7 +158,7 @@ class Shared(NamedTuple):
         result, federated = self.impose(own), self.federated
         if batch.x.dim() > 3 or not bool(federated.any()):
             return result
-        moments, population = moments_of(columns_of(batch), batch.mask), self.population
+        moments, population = client_moments(batch), self.population
         alone, (mean, std) = beyond(moments, population), shrunk(moments, batch.size, population)
         mean, std = torch.where(alone, moments.mean, mean), torch.where(alone, moments.std, std)
         drawn = torch.tensor([kind == "shrunk" for kind in self.kinds], device=mean.device)
@@ -250,7 +251,7 @@ class _RowMoments:
 
     def __init__(self, batch: ClientBatch) -> None:
         """Take the rows."""
-        self._batch, self._columns = batch, columns_of(batch)
+        self._batch = batch
         self.names, self.size, self.labels = batch.names, batch.size, not batch.y.is_floating_point()
 
     @cached_property
@@ -261,14 +262,14 @@ class _RowMoments:
     @cached_property
     def inside(self) -> Moments:
         """Moments of the columns of every client."""
-        return moments_of(self._columns, self._batch.mask)
+        return client_moments(self._batch)
 
     @cached_property
     def whole(self) -> Moments:
         """Moments of all rows together."""
         if bool((self.counted < self.size).any()):
             return combined(self.inside, self.counted)
-        return moments_of(self._columns.flatten(0, 1).unsqueeze(0), self._batch.mask.flatten().unsqueeze(0))
+        return pooled_moments(self._batch)
 
     def select(self, index: Tensor) -> _RowMoments:
         """Leave the other clients out."""
@@ -353,14 +354,13 @@ def fit(batch: ClientBatch, shared: Shared | None = None, columns: Sequence[str]
         The maps of its K clients by their own rows, of all columns; see `Shared.used`.
     """
     labels = not batch.y.is_floating_point()
-    together = columns_of(batch)
-    mean, std, flat = moments_of(together, batch.mask)
+    mean, std, flat = client_moments(batch)
     names = [*columns] or [*(f"column {j}" for j in range(flat.shape[1] - 1)), "targets"]
     own = flat & batch.mask.any(1).unsqueeze(-1)
     if shared is not None:
         own = own & torch.tensor([kind == "client" for kind in shared.kinds], device=own.device)
     _say_constant(batch.names, own.cpu(), names[:-1], labels)
-    say_lone(batch, together, names)
+    say_lone(batch, names)
     std = torch.where(flat, 1.0, std)
     return Scaling(mean[:, :-1], std[:, :-1], mean[:, -1], std[:, -1])
 
@@ -375,7 +375,7 @@ def with_targets(units: Scaling, batch: ClientBatch) -> Scaling:
     Returns:
         The maps, with mean and standard deviation of these targets.
     """
-    mean, std, flat = moments_of(batch.y.unsqueeze(-1), batch.mask)
+    mean, std, flat = by_size(batch, lambda part: moments_of(part.y.unsqueeze(-1), part.mask))
     return units._replace(y_mean=mean[:, 0], y_std=torch.where(flat, 1.0, std)[:, 0])
 
 

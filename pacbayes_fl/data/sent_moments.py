@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.moments import Moments, columns_of, combined, moments_of
+from pacbayes_fl.data.moments import Moments, client_moments, combined
 from pacbayes_fl.data.row_counts import counted, different_rows
 from pacbayes_fl.errors import ShapeError
 
@@ -46,7 +46,7 @@ class SentMoments:
         Returns:
             Their messages.
         """
-        inside = moments_of(columns_of(batch), batch.mask)
+        inside = client_moments(batch)
         size, different = batch.size.double(), different_rows(batch).double()
         return cls(batch.names, size, different, inside, not batch.y.is_floating_point())
 

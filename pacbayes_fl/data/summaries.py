@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.client_blocks import by_size
 from pacbayes_fl.data.moments import log_in, moments_of, power_of_two, standardised
 from pacbayes_fl.data.shrinkage import random_effects, shrink
 
@@ -62,11 +63,8 @@ def summarise(batch: ClientBatch, unit: Tensor) -> tuple[Tensor, Tensor]:
         The summaries, and their variances [K, d + 2], float64; infinite where the rows do not say, as of one
         row or, for correlations, three, or a column that does not vary.
     """
-    columns, rows = torch.cat((batch.x, batch.y.unsqueeze(-1)), -1).double(), batch.size.unsqueeze(-1)
-    mean, std, flat = moments_of(columns, batch.mask)
-    z = standardised(columns, mean.unsqueeze(1), torch.where(flat, 1.0, std).unsqueeze(1))
-    z = torch.where(batch.mask.unsqueeze(-1) & ~flat.unsqueeze(1), z, 0.0)
-    correlation = (z[..., :-1] * z[..., -1:]).sum(1) / rows.clamp_min(1.0)
+    rows = batch.size.unsqueeze(-1)
+    mean, std, flat, correlation = by_size(batch, _correlated)
     still, std = flat[:, -1:], torch.where(flat, 1.0, std)[:, -1:]
     ratio = (mean[:, -1:] / std).clamp(-_LARGEST, _LARGEST)
     square = 1.0 + ratio.square()
@@ -75,6 +73,16 @@ def summarise(batch: ClientBatch, unit: Tensor) -> tuple[Tensor, Tensor]:
     both = ~still & ~flat[:, :-1] & (rows > 3)
     known = torch.cat((~still, ~still, both), -1)
     return torch.where(known, numbers, 0.0), torch.where(known, torch.cat(errors, -1), torch.inf)
+
+
+def _correlated(batch: ClientBatch) -> tuple[Tensor, ...]:
+    """Moments of each client's columns [k, d + 1], and correlations of the features with the target [k, d]."""
+    columns = torch.cat((batch.x, batch.y.unsqueeze(-1)), -1).double()
+    mean, std, flat = moments_of(columns, batch.mask)
+    z = standardised(columns, mean.unsqueeze(1), torch.where(flat, 1.0, std).unsqueeze(1))
+    z = torch.where(batch.mask.unsqueeze(-1) & ~flat.unsqueeze(1), z, 0.0)
+    correlation = (z[..., :-1] * z[..., -1:]).sum(1) / batch.size.unsqueeze(-1).clamp_min(1.0)
+    return mean, std, flat, correlation
 
 
 def settle_summaries(batch: ClientBatch) -> SummaryScale:

@@ -215,7 +215,7 @@ def to_arrays(dataset: Dataset) -> dict[str, Array]:
     names = [name for group in dataset.groups.values() for name in group.train.names]
     new = [label == "new" for label, group in dataset.groups.items() for _ in group.train.names]
     every = [batch for group in dataset.groups.values() for batch in (group.train, group.test, group.validation)]
-    count = sum(int(batch.mask.sum()) for batch in every if batch is not None)
+    count = sum(int(batch.size.sum()) for batch in every if batch is not None)
     first = dataset.groups["existing"].train
     x = tensors.mapped_zeros((count, first.x[0, 0].numel()), first.x.dtype)
     y, clients, parts = (tensors.mapped_zeros((count,), dtype) for dtype in (first.y.dtype, torch.int64, torch.int64))

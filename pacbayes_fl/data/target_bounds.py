@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.client_blocks import by_size
 from pacbayes_fl.errors import DataError
 
 Place = Callable[[str, int], str]
@@ -69,22 +70,28 @@ class Bounds(NamedTuple):
         Raises:
             DataError: naming the first client that has one, and the range of its targets or, of bounds by row, the row.
         """
-        low, high = self.ends(batch.x)
         for name, x, mask in zip(batch.names, batch.x, batch.mask, strict=True):
             self.check_rows(name, x[mask], place)
-        beyond = batch.mask & ((batch.y < low) | (batch.y > high))
-        if not bool(beyond.any()):
+        (found,) = by_size(batch, lambda part: [self._beyond(part).any(1)])
+        if not bool(found.any()):
             return
-        k, row = beyond.nonzero()[0].tolist()
+        k = int(found.nonzero()[0])
+        one = batch.select(torch.tensor([k]))
+        row = int(self._beyond(one)[0].nonzero()[0])
         if self.low_at is None and self.high_at is None:
             y = batch.y[k][batch.mask[k]]
             what = f"has targets from {float(y.min()):g} to {float(y.max()):g}"
             raise DataError(
                 f"{what}, beyond the bounds [{self.low:g}, {self.high:g}]", client=batch.names[k], hint=_HINT
             )
-        own, least, most = (float(values[k, row]) for values in (batch.y, low, high))
+        own, least, most = (float(values[0, row]) for values in (one.y, *self.ends(one.x)))
         what = f"has a target of {own:g}, beyond its row's bounds [{least:g}, {most:g}] ({place(batch.names[k], row)})"
         raise DataError(what, client=batch.names[k], hint=_HINT)
+
+    def _beyond(self, batch: ClientBatch) -> Tensor:
+        """Which targets are beyond the bounds [K, N]."""
+        low, high = self.ends(batch.x)
+        return batch.mask & ((batch.y < low) | (batch.y > high))
 
     def check_rows(self, client: str, x: Tensor, place: Place = row_number) -> None:
         """Refuse rows whose bounds are not in order; what is missing is not looked at.

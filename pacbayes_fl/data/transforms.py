@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.client_blocks import by_block, by_size
 from pacbayes_fl.data.target_bounds import Place, row_number
 from pacbayes_fl.errors import DataError
 
@@ -132,18 +133,28 @@ class Transform(NamedTuple):
             DataError: naming the first client that has one, the target and its row.
         """
         low, high = self.domain
-        outside = batch.mask & ~((batch.y > low) & (batch.y < high))
+        outside, large = by_size(batch, lambda part: [self._outside(part).any(1), self._large(part).any(1)])
         if bool(outside.any()):
-            k, row = (int(at) for at in outside.nonzero()[0])
+            k = int(outside.nonzero()[0])
+            row = int(self._outside(batch.select(torch.tensor([k])))[0].nonzero()[0])
             what = f"{_said(batch, k, row, place)}, and data.transform = {self.name!r} takes those"
             hint = "data.transform = 'yeo-johnson' takes all numbers; or leave data.transform out"
             ends = f"above {low:g}" if math.isinf(high) else f"above {low:g} and below {high:g}"
             raise DataError(f"{what} {ends} alone", client=batch.names[k], hint=hint)
-        large = batch.mask & ~(self.forward(batch.y).abs() < _LARGEST)
         if bool(large.any()):
-            k, row = (int(at) for at in large.nonzero()[0])
+            k = int(large.nonzero()[0])
+            row = int(self._large(batch.select(torch.tensor([k])))[0].nonzero()[0])
             what = f"{_said(batch, k, row, place)}, of which {self.title} is too large to be squared"
             raise DataError(what, client=batch.names[k], hint="give the target in a larger unit")
+
+    def _outside(self, batch: ClientBatch) -> Tensor:
+        """Which targets are outside the domain [K, N]."""
+        low, high = self.domain
+        return batch.mask & ~((batch.y > low) & (batch.y < high))
+
+    def _large(self, batch: ClientBatch) -> Tensor:
+        """Which targets have a transform that is too large to be squared [K, N]."""
+        return batch.mask & ~(self.forward(batch.y).abs() < _LARGEST)
 
     def apply(self, batch: ClientBatch) -> ClientBatch:
         """Transform the targets of a batch.
@@ -154,6 +165,11 @@ class Transform(NamedTuple):
         Returns:
             The same rows with t for y; padding stays zero.
         """
+        if batch.groups() is None:
+            return self._applied(batch)
+        return by_block(batch, lambda part, _: self._applied(part))
+
+    def _applied(self, batch: ClientBatch) -> ClientBatch:
         return replace(batch, y=torch.where(batch.mask, self.forward(batch.y), 0.0))
 
 

@@ -34,7 +34,7 @@ def stacked(batch: ClientBatch) -> tuple[Array, Array]:
     """
     mask, x, y = (part.cpu().numpy() for part in (batch.mask, batch.x, batch.y))
     x = x.reshape(*mask.shape, -1)
-    rows = np.empty((int(mask.sum()), x.shape[-1] + 1), dtype=x.dtype)
+    rows = np.empty((np.count_nonzero(mask), x.shape[-1] + 1), dtype=x.dtype)
     real = slice(None) if mask.all() else mask.ravel()  # a mask would copy the table once more
     rows[:, :-1], rows[:, -1] = x.reshape(-1, x.shape[-1])[real], y.ravel()[real]
     rows += rows.dtype.type(0.0)  # -0 becomes 0

@@ -254,10 +254,12 @@ def check_targets(batch: ClientBatch, shared: Shared, place: Place = row_number)
 
 
 def _scaled_rows(
-    used: Scaling, inputs: Tensor, dtype: torch.dtype | None, batch: ClientBatch, own: slice
+    used: Scaling, inputs: Tensor, dtype: torch.dtype | None, batch: ClientBatch, own: slice | Tensor
 ) -> ClientBatch:
     """Scale rows of some clients of a group."""
-    return _brought(batch, Scaling(*(leaf[own] for leaf in used)), inputs[own]).to(dtype=dtype)
+    return _brought(batch, Scaling(*(leaf[own] for leaf in used)), inputs[own] if inputs.numel() else inputs).to(
+        dtype=dtype
+    )
 
 
 def _brought(batch: ClientBatch, used: Scaling, inputs: Tensor) -> ClientBatch:

@@ -91,7 +91,7 @@ def announce(study: Study, method: AnyMethod, batch: ClientBatch, done: int = 0)
     Warns:
         UserWarning: with both times, and the option.
     """
-    sizes = [int(m) for m in batch.mask.sum(1).tolist()] if tensors.on_host(batch.x) else []
+    sizes = [int(m) for m in batch.size.tolist()] if tensors.on_host(batch.x) else []
     work = work_of(study, method, sizes, done)
     if work is None or work.exact_operations() < _LONG * _USUAL:
         return

@@ -14,7 +14,6 @@ from pacbayes_fl.data import tables
 from pacbayes_fl.data.far_clients import without_far
 from pacbayes_fl.data.foreign_units import say_foreign
 from pacbayes_fl.data.linear_start import LinearStart, linear_moments, pooled_ridge
-from pacbayes_fl.data.moments import columns_of
 from pacbayes_fl.data.scaling import Shared, untouched
 from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.methods.base import AnyMethod
@@ -118,7 +117,7 @@ def _with_linear_start(study: Study, dataset: tables.Dataset, shared: Shared) ->
     """Scale the existing clients and add the ridge regression of their training rows, where learning starts."""
     existing = scale(dataset.groups["existing"], shared, device_of(study), None, scaling.names(dataset))
     train, names = existing.train.to("cpu"), [*scaling.inputs(study, dataset), dataset.target.name]
-    train = without_far(train, columns_of(train), names, [True] * len(names), "the regression where learning starts")
+    train = without_far(train, names, [True] * len(names), "the regression where learning starts")
     start = pooled_ridge(linear_moments(train))  # on every device alike
     return replace(existing, shared=shared._replace(linear=start))
 

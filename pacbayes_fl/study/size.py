@@ -66,7 +66,7 @@ def check_method(study: Study, method: AnyMethod, dataset: tables.Dataset) -> No
     size = 4 if study.model.single else 8
     clients = dataset.groups["existing"].train.clients
     cohort = min(clients, study.federation.cohort or clients)
-    rows = max(int(group.train.mask.sum(1).max()) for group in dataset.groups.values())
+    rows = max(int(group.train.size.max()) for group in dataset.groups.values())
     demands = [
         _Demand(size * model.dim * cohort, f"the model of each of {cohort} clients", "model.widths, federation.cohort"),
         _Demand(size * method.footprint(rows), f"a client of {rows} rows", "the model's widths, minibatch, particles"),
