@@ -25,6 +25,7 @@ from pacbayes_fl.results.recorded import ENTROPY
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate.report import Report, notes, state_of
+from pacbayes_fl.study.evaluate.units import scored_rows
 
 _BINS = 20  # of a histogram of entropy
 _CLIENTS = 5  # that have one
@@ -91,21 +92,21 @@ def evaluate(
             columns.setdefault(f"{prefix}.{name}", values.new_full((test.clients,), torch.nan))[index] = values
 
     def both(index: Tensor, posterior: Any) -> tuple[ClassMixture, ClassMixture | None]:
-        x = test.select(index.cpu()).x
+        x = scored_rows(scaled, index).x
         averaged = predictive(posterior, x)
         personalisation.tell_of(posterior)
         return averaged, predictive(posterior, x, at_mean=True) if posterior.uncertain else None
 
     state = state_of(method, state, group, scaled)
     for model, index, (predictions, at_mean) in _models(method, state, scaled.train, plan, both):
-        rows = test.select(index.cpu())
+        rows = scored_rows(scaled, index)
         score(model, index, rows, predictions)
         if at_mean is not None:
             score(f"{model}.{MEAN_WEIGHTS}", index, rows, at_mean)
         shape = (*test.y.shape, predictions.probs.shape[-1])
         none = torch.full(shape, torch.nan, dtype=torch.float32, device=test.x.device)
         blank = probs.setdefault(f"{group}.{model}.probs", none)
-        blank[index] = torch.where(rows.mask.unsqueeze(-1), predictions.probs.float(), torch.nan)
+        blank[index, : rows.mask.shape[1]] = torch.where(rows.mask.unsqueeze(-1), predictions.probs.float(), torch.nan)
     lists = {name: column.double().cpu().numpy() for name, column in columns.items()}
     rows_out = ClientRows.of_group(group, test.ids, test.names, (int(m) for m in scaled.train.size.tolist()), lists)
     return Report(rows_out, {f"{group}.y_test": test.y, f"{group}.mask_test": test.mask} | probs)
@@ -167,10 +168,10 @@ def histograms(
     result = {}
 
     def predicted(index: Tensor, posterior: object) -> ClassMixture:
-        return predictive(posterior, subset.test.select(index.cpu()).x)
+        return predictive(posterior, scored_rows(subset, index).x)
 
     for index, mixture in personalisation.personalise(method, state, subset.train, plan, predicted):
-        rows = subset.test.select(index.cpu())
+        rows = scored_rows(subset, index)
         share = mixture.entropy / math.log(mixture.probs.shape[-1])
         for name, values, mask in zip(rows.names, share.clamp(0.0, 1.0), rows.mask, strict=True):
             counts = torch.histc(values[mask].double().cpu(), _BINS, 0.0, 1.0)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pacbayes_fl.data.client_blocks import by_size
 from pacbayes_fl.data.moments import moments_of, standardised
 from pacbayes_fl.data.transforms import Transform
 from pacbayes_fl.errors import caller_stacklevel
@@ -28,7 +29,7 @@ from pacbayes_fl.results.client_rows import ClientRows
 from pacbayes_fl.results.metrics import RAW, Metric, headline
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate.report import Report, notes, state_of
-from pacbayes_fl.study.evaluate.units import ends_of, units_of, within
+from pacbayes_fl.study.evaluate.units import ends_of, raw_scored_rows, scored_rows, units_of, within
 from pacbayes_fl.study.residuals import GAUSSIAN, ErrorShape
 from pacbayes_fl.tensors import client_blocks, mapped_zeros
 
@@ -75,8 +76,9 @@ def evaluate(
     state = state_of(method, state, group, scaled)
     predicted = partial(_predicted, scaled, errors)
     for index, result in personalisation.personalise(method, state, scaled.train, plan, predicted):
-        own_rows = test.select(index.cpu())
-        standard, own, unit = units_of(result, scaled, index)
+        own_rows = raw_scored_rows(scaled, index)
+        standard, own, unit = units_of(result, scaled, index, own_rows.x)
+        asked = slice(own_rows.mask.shape[1])
         loc, std = (t[index].unsqueeze(-1) for t in (scaled.units.y_mean, scaled.units.y_std))
         y = torch.where(own_rows.mask, standardised(own_rows.y, loc, std), 0.0)
         scores = {name: metric(standard, y, own_rows.mask) for name, metric in metrics.items()}
@@ -92,9 +94,9 @@ def evaluate(
         numbers = (own.mean * each, own.variance.sqrt() * each, lower, upper, own.cdf(own_y))
         if isinstance(own, JUMPS):
             below = tensors.setdefault("pit_below", _blank(test.y))
-            below[index] = torch.where(own_rows.mask, own.below(own_y), torch.nan)
+            below[index, asked] = torch.where(own_rows.mask, own.below(own_y), torch.nan)
         for name, values in zip(_NUMBERS, numbers, strict=True):
-            tensors[name][index] = torch.where(own_rows.mask, values, torch.nan)
+            tensors[name][index, asked] = torch.where(own_rows.mask, values, torch.nan)
     if by is not None:
         tensors["coverage_by"] = torch.where(test.mask, by, torch.nan)
     flat = _without_unit(scaled)
@@ -115,21 +117,21 @@ def _blank(like: Tensor) -> Tensor:
 
 def _predicted(scaled: ScaledGroup, errors: ErrorShape, index: Tensor, posterior: Any) -> Any:
     """Predict the test rows of some clients of a group."""
-    result = errors.around(posterior).predict(scaled.test.select(index.cpu()).x)
+    result = errors.around(posterior).predict(scored_rows(scaled, index).x)
     personalisation.tell_of(posterior)
     return result
 
 
 def _centred(scaled: ScaledGroup, errors: ErrorShape, index: Tensor, posterior: Any) -> Any:
     """Predict means of the test rows of some clients, without variances where these would cost most."""
-    result = centre(posterior, scaled.test.select(index.cpu()).x)
+    result = centre(posterior, scored_rows(scaled, index).x)
     return _predicted(scaled, errors, index, posterior) if result is None else result
 
 
 def _without_unit(scaled: ScaledGroup) -> Tensor:
     """Which clients with test rows have training targets of no spread, whatever unit a method gets them in [K]."""
     train = scaled.raw.train
-    flat = moments_of(train.y.unsqueeze(-1), train.mask).flat[:, 0]
+    (flat,) = by_size(train, lambda part: [moments_of(part.y.unsqueeze(-1), part.mask).flat[:, 0]])
     return flat & train.mask.any(1) & scaled.raw.test.mask.any(1)
 
 
@@ -232,13 +234,15 @@ def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: 
     whole = scaled.shared.transform is not None or scaled.shared.bounds is not None  # whose means need variances
     predicted = partial(_predicted if whole else _centred, scaled, GAUSSIAN)
     for index, result in personalisation.personalise(method, state, scaled.train, plan, predicted):
-        rows, used = scaled.test.select(index.cpu()), scaled.used
+        rows, used = scored_rows(scaled, index), scaled.used
         if scaled.shared.transform is not None:  # of the targets themselves
-            own = units_of(result, scaled, index)
-            y = scaled.raw.test.select(index.cpu()).y / own.unit.unsqueeze(-1)
+            raw = raw_scored_rows(scaled, index)
+            own = units_of(result, scaled, index, raw.x)
+            y = raw.y / own.unit.unsqueeze(-1)
             values.append(metric(own.own, y, rows.mask))
             continue
-        result = within(result, ends_of(scaled, index), used.y_mean[index], used.y_std[index])
+        ends = None if scaled.shared.bounds is None else ends_of(scaled, index, raw_scored_rows(scaled, index).x)
+        result = within(result, ends, used.y_mean[index], used.y_std[index])
         values.append(metric(result, rows.y, rows.mask))
     return {metric.name: torch.cat(values)}
 

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.moments import power_of_two, standardised
 from pacbayes_fl.data.scaling import FEDERATED
 from pacbayes_fl.data.transforms import Transform
@@ -44,6 +45,38 @@ class Views(NamedTuple):
         """
         unit = self.unit.unsqueeze(-1)
         return self.own.log_prob(y / unit) - unit.log()
+
+
+def scored_rows(scaled: ScaledGroup, index: Tensor) -> ClientBatch:
+    """Take the test rows of clients, without padding up to longer ones where that is most of the group's.
+
+    Args:
+        scaled: the group.
+        index: positions of the clients there [k].
+
+    Returns:
+        Their rows [k, n] in the method's units.
+    """
+    return scaled.test.select(index.cpu(), _longest(scaled, index))
+
+
+def raw_scored_rows(scaled: ScaledGroup, index: Tensor) -> ClientBatch:
+    """Take the rows of `scored_rows` in the data's own units.
+
+    Args:
+        scaled: the group.
+        index: positions of the clients there [k].
+
+    Returns:
+        The same rows [k, n].
+    """
+    return scaled.raw.test.select(index.cpu(), _longest(scaled, index))
+
+
+def _longest(scaled: ScaledGroup, index: Tensor) -> int | None:
+    """Most test rows of some clients; None, for all, where no client has many more than most."""
+    test = scaled.raw.test
+    return None if test.groups() is None else max(1, int(test.size[index].max()))
 
 
 def unit_of(std: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ from pacbayes_fl.study import residuals
 from pacbayes_fl.study.config.choices import NOISE, candidates
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate.report import state_of
+from pacbayes_fl.study.evaluate.units import scored_rows
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.rows.table_checks import beyond_training
@@ -417,7 +418,7 @@ class _Trial:
         """Predict the held-out rows of a group's clients, and count their residuals and those of training rows."""
 
         def look(index: Tensor, posterior: Any) -> _Look:
-            asked, rows = group.test.select(index.cpu()), group.train.size[index.cpu()]
+            asked, rows = scored_rows(group, index), group.train.size[index.cpu()]
             known = checked(posterior).predict(asked.x)
             return _Look(known, own_errors(posterior), held_out_errors(known, asked.y, asked.mask, rows))
 
@@ -431,7 +432,7 @@ class _Trial:
         def look(index: Tensor, posterior: Any) -> list[Tensor]:
             if len(held) == 1:
                 return [held[0].log_prob(shape.around(posterior), index)]
-            predictive = posterior.predict(group.test.select(index.cpu()).x)
+            predictive = posterior.predict(scored_rows(group, index).x)
             under = (with_noise(predictive, self.noises[0], noise) for noise in self.noises)
             return [one.log_density(other, index) for one, other in zip(held, under, strict=True)]
 

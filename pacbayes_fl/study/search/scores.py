@@ -14,7 +14,7 @@ from pacbayes_fl.posteriors.tempered import best as best_temperature
 from pacbayes_fl.posteriors.tempered import temper
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate.classification import predictive
-from pacbayes_fl.study.evaluate.units import units_of
+from pacbayes_fl.study.evaluate.units import raw_scored_rows, scored_rows, units_of
 
 _ERRORS: Final = 10
 """Events that one parameter takes, by the rule of thumb of regressions (Peduzzi et al. 1996)."""
@@ -71,7 +71,7 @@ class HeldOutScore:
         Returns:
             Log probabilities of all labels [k, N, C], or log densities [k, N] in units of the client's training rows.
         """
-        asked = self._group.test.select(index.cpu())
+        asked = scored_rows(self._group, index)
         if self._labelled:
             return predictive(posterior, asked.x).log_probs
         return self.log_density(posterior.predict(asked.x), index)
@@ -86,8 +86,8 @@ class HeldOutScore:
         Returns:
             Log densities [k, N] in units of the client's training rows.
         """
-        own = self._group.raw.test.select(index.cpu())
-        units = units_of(predictive, self._group, index)
+        own = raw_scored_rows(self._group, index)
+        units = units_of(predictive, self._group, index, own.x)
         return units.log_prob(own.y) + self._group.units.y_std[index].log().unsqueeze(-1)
 
     def add(self, predictive: Tensor, index: Tensor) -> None:
@@ -97,7 +97,7 @@ class HeldOutScore:
             predictive: its result [k, N, C] or [k, N].
             index: positions of the clients [k].
         """
-        own = self._group.raw.test.select(index.cpu())
+        own = raw_scored_rows(self._group, index)
         weight = own.size.clamp_min(1.0).reciprocal() / self._group.test.clients
         found = predictive[own.mask].double()
         self._log_probs.append(found if self._labelled else found.clamp_min(_LEAST))

@@ -32,7 +32,7 @@ from pacbayes_fl.study.config.paths import with_references
 from pacbayes_fl.study.config.plugins import blamed
 from pacbayes_fl.study.data import ScaledGroup, load
 from pacbayes_fl.study.evaluate.classification import predictive
-from pacbayes_fl.study.evaluate.units import unit_of, units_of
+from pacbayes_fl.study.evaluate.units import raw_scored_rows, scored_rows, unit_of, units_of
 from pacbayes_fl.study.file import Study, assigned, read_table
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.residuals import ErrorShape
@@ -112,16 +112,16 @@ def _hold_out(study: Study, part: tables.Dataset, sums: Mapping[int, _Sums]) -> 
             errors = residuals.learn(study, settled, state, group)
             losses = partial(_losses, group, sums[state.round].unit, errors)
             for index, result in personalisation.personalise(settled, state, group.train, study.plan, losses):
-                sums[state.round].add(index, group.raw.test.mask[index], *result)
+                sums[state.round].add(index, group.raw.test.mask[index, : result[0].shape[1]], *result)
 
 
 def _losses(
     group: ScaledGroup, unit: Tensor, errors: ErrorShape, index: Tensor, posterior: Any
 ) -> tuple[Tensor, Tensor]:
     """Give a loss and a log density of every held-out row [k, N]: squared errors in units [K] of y, or mistakes."""
-    asked, own = group.test.select(index.cpu()), group.raw.test.select(index.cpu())
+    asked, own = scored_rows(group, index), raw_scored_rows(group, index)
     if own.y.is_floating_point():
-        result = units_of(errors.around(posterior).predict(asked.x), group, index)
+        result = units_of(errors.around(posterior).predict(asked.x), group, index, own.x)
         error = own.y - result.own.mean * result.unit.unsqueeze(-1)
         return (error / unit[index].unsqueeze(-1)).square(), result.log_prob(own.y)
     mixture = predictive(posterior, asked.x)
