@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.errors import ShapeError
-from pacbayes_fl.tensors import client_blocks, mapped_zeros, release_mapped
+from pacbayes_fl.tensors import MAPPED, client_blocks, mapped_zeros, release_mapped
 
 _CHUNK: Final = 2**20  # bytes that are read together
+
+_HOLE: Final = 2**16  # zeros that are not written
 
 _DTYPES: Final[Mapping[torch.dtype, str]] = MappingProxyType(
     {
@@ -77,13 +79,16 @@ def read(file: IO[bytes]) -> dict[str, Tensor]:
 
 
 def _fill(file: IO[bytes], into: npt.NDArray[np.uint8]) -> None:
-    """Read the next bytes of a file."""
+    """Read the next bytes of a file into zeros."""
     left = memoryview(into)  # type: ignore[arg-type]
     while left:
         some = file.read(min(_CHUNK, len(left)))
         if not some:
             raise ValueError("the file was cut short")
-        left[: len(some)] = some
+        for begin in range(0, len(some), _HOLE):
+            piece = np.frombuffer(some[begin : begin + _HOLE], dtype=np.bool_)
+            if piece.any():  # a page of a file that is not written takes no memory
+                left[begin : begin + len(piece)] = some[begin : begin + _HOLE]
         left = left[len(some) :]
         release_mapped()
 
@@ -114,4 +119,18 @@ def write(file: IO[bytes], tensors: Mapping[str, Tensor]) -> None:
         for own in client_blocks(len(rows)):
             part = rows[own].cpu().contiguous()
             if part.numel():
-                file.write(part.view(-1).view(torch.uint8).numpy().data)
+                _put(file, part.view(-1).view(torch.uint8).numpy())
+
+
+def _put(file: IO[bytes], data: npt.NDArray[np.uint8]) -> None:
+    """Write bytes, but for long stretches of zeros, such as padding, which a file reads as without taking the disk."""
+    if len(data) < MAPPED or not file.seekable():
+        file.write(data.data)
+        return
+    at = range(0, len(data), _HOLE)
+    for begin in at:
+        piece = data[begin : begin + _HOLE]
+        if begin == at[-1] or piece.view(np.bool_).any():
+            file.write(piece.data)
+        else:
+            file.seek(len(piece), os.SEEK_CUR)
