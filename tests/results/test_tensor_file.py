@@ -43,6 +43,27 @@ def test_the_bytes_are_those_of_safetensors(tmp_path: Path, monkeypatch: pytest.
         tensor_file.write(file, {"z": torch.zeros(1, dtype=torch.complex64)})
 
 
+def test_stretches_of_zeros_are_bytes_of_the_file_and_take_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long, last = torch.zeros(3, 2**20), torch.zeros(2**20)
+    long[1, 7], long[2, 2**19], last[5] = 1.0, -0.0, 2.0
+    for given in ({"a": long, "b": last}, {"a": long[:, ::2]}):
+        with (tmp_path / "x").open("wb") as file:
+            tensor_file.write(file, given)
+        data = (tmp_path / "x").read_bytes()
+        assert data == safetensors.torch.save({name: one.contiguous() for name, one in given.items()})
+        assert 512 * (tmp_path / "x").stat().st_blocks < len(data) / 2  # a file in memory may have pages of 2 MB
+        file = io.BytesIO()
+        tensor_file.write(file, given)
+        assert file.getvalue() == data
+        with (tmp_path / "x").open("rb") as saved:
+            own = tensor_file.read(saved)
+        assert all(
+            torch.equal(own[name].view(torch.int32), one.contiguous().view(torch.int32)) for name, one in given.items()
+        )
+
+
 BROKEN: dict[str, Callable[[bytes], bytes]] = {
     "a short file": lambda data: data[:-1],
     "a longer file": lambda data: data + b"0",
