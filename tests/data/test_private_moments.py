@@ -9,7 +9,7 @@ import torch
 
 from pacbayes_fl.data import scaling
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.moments import moments_of
+from pacbayes_fl.data.moments import columns_of, moments_of
 from pacbayes_fl.data.private_moments import MomentMessage
 from pacbayes_fl.data.scaling import ColumnScale
 from pacbayes_fl.data.shrinkage import fit_population
@@ -75,7 +75,7 @@ def test_without_noise_moments_are_those_in_the_clear() -> None:
     assert shared.kinds == clear.kinds and shared.mean[2] == 0 and shared.std[2] == 1
     torch.testing.assert_close(shared.mean[1], clear.mean[1])
     torch.testing.assert_close(shared.std[1], clear.std[1])
-    population = fit_population(moments_of(scaling.columns_of(batch), batch.mask), batch.size)
+    population = fit_population(moments_of(columns_of(batch), batch.mask), batch.size)
     assert shared.between is not None and shared.spread is not None
     for mine, theirs, atol in zip(
         (shared.mean, shared.std, shared.between, shared.spread), population, (0.3, 0.3, 0.5, 0.1), strict=True
