@@ -24,7 +24,7 @@ from pacbayes_fl.certificates.outputs import AS_LABELS, array_of, said_of
 from pacbayes_fl.certificates.repeats import Repeats, largest_variance
 from pacbayes_fl.certificates.request import loss_of
 from pacbayes_fl.certificates.row_keys import keys_of
-from pacbayes_fl.certificates.rows_alone import asked_again, require_fixed
+from pacbayes_fl.certificates.rows_alone import asked_again, require_alone_on_average, require_fixed
 from pacbayes_fl.errors import AssumptionError, ShapeError, shown
 
 _MEASURED = ("risk", "variance", "kl", "n", "beta"), ("losses", "risk", "n")
@@ -340,6 +340,9 @@ def _each_loss(
                 _require_same_inputs(inputs, keys, count)  # of which it may know nothing
                 raise
             asked += 1
+        if not kind.fixed and count == 0:
+            with torch.random.fork_rng(devices=[]):
+                require_alone_on_average(one, again, y)
         alike, fine = alike and torch.equal(said, first), fine and _is_fine(said, y)
         yield weight, _losses(said, y, loss)
         count += 1

@@ -16,7 +16,9 @@ from pacbayes_fl.errors import AssumptionError, ShapeError
 Rows: TypeAlias = Any  # an array, a tensor, a table or a sequence, as predictors take them
 _ASKED, _TOGETHER = 50, 5  # rows that a predictor is asked for again, and how many at a time
 _BRIEF: Final = 4  # parts, where one predictor of many is asked
-_TURNED: Final = 1000  # at most, in reverse
+_FIRST: Final = 1000  # rows of a call of several
+_TURNED: Final = 100_000  # at most, in reverse
+_DRAWS: Final = 30  # by which the mean of a model that draws is known
 _CALLS: Final = 10  # by which a predictor that draws is told from one that looks at other rows
 _FAR: Final = 1e-3
 """Of a probability, or of the spread of numbers, by which predictions of one row are two; rounding moves them less."""
@@ -30,10 +32,10 @@ class Again(NamedTuple):
 
     Args:
         first: the first rows.
-        turned: the same in reverse; None where inputs are of a type that nobody knows how to turn.
+        turned: more of them, in reverse.
         parts: the first of them, a few at a time; none of a single row.
-        halves: the first rows and the last ones of them.
-        rows: how many they are.
+        halves: the first of `first` and the last ones.
+        rows: how many `first` are.
     """
 
     first: Rows
@@ -47,18 +49,22 @@ def asked_again(inputs: Rows) -> Again:
     """Copy what predictors will be asked for again.
 
     Args:
-        inputs: of the rows [n], as predictors take them.
+        inputs: of the rows [n], as predictors take them; a sequence of another type than numpy's, torch's and pandas'
+            is asked for row by row, and predictors get lists of these.
 
     Returns:
         The copies.
     """
-    rows, count = (inputs.iloc if hasattr(inputs, "iloc") else inputs), len(inputs)
-    size, most = min(_TOGETHER, count // 2), min(_TURNED, count)
+    count = len(inputs)
+    rows = inputs.iloc if hasattr(inputs, "iloc") else inputs
+    if not (rows is not inputs or isinstance(inputs, Tensor | np.ndarray | list | tuple)):
+        rows = [inputs[at] for at in range(min(_TURNED, count))]
+    size, most = min(_TOGETHER, count // 2), min(_FIRST, count)
     starts = range(0, min(_ASKED, count) - size + 1, size) if size else ()
-    first = _copied(rows[:most])
     half = most // 2
     halves = [_copied(rows[:half]), _copied(rows[half:most])] if half else []
-    return Again(first, _turned(first), [_copied(rows[at : at + size]) for at in starts], halves, most)
+    parts = [_copied(rows[at : at + size]) for at in starts]
+    return Again(_copied(rows[:most]), _turned(_copied(rows[: min(_TURNED, count)])), parts, halves, most)
 
 
 def require_fixed(one: Callable[[Rows], object], again: Again, said: Tensor, y: Tensor, brief: bool) -> None:
@@ -77,10 +83,12 @@ def require_fixed(one: Callable[[Rows], object], again: Again, said: Tensor, y: 
         AssumptionError: when it is not fixed, or answers fewer rows than all of them with an error.
     """
     known, labels = said[: again.rows], y[: again.rows]
-    if again.turned is not None:
-        turned = _said(one, again.turned, labels.flip(0))
-        if isinstance(turned, Tensor) and differ(known, turned.flip(0)):
-            raise _refusal(one, again, known if len(y) == again.rows else None, labels, None)
+    rows = again.turned
+    if brief:
+        rows = rows.iloc[-again.rows :] if hasattr(rows, "iloc") else rows[-again.rows :]
+    turned = _said(one, rows, y[: len(rows)].flip(0))
+    if isinstance(turned, Tensor) and differ(said[: len(rows)], turned.flip(0)):
+        raise _refusal(one, again, known if len(y) == again.rows else None, labels, None)
     failed: Exception | None = None
     for pieces in (again.parts[:_BRIEF] if brief else again.parts, again.halves):
         answers = [_said(one, part, labels[at : at + len(part)]) for at, part in _placed(pieces)]
@@ -128,17 +136,64 @@ def _said(one: Callable[[Rows], object], rows: Rows, y: Tensor) -> Tensor | Exce
 
 
 def _copied(rows: Rows) -> Rows:
-    return rows.detach().clone() if isinstance(rows, Tensor) else copy.deepcopy(rows)
+    if isinstance(rows, Tensor):
+        return rows.detach().clone()
+    try:
+        return copy.deepcopy(rows)
+    except Exception:  # of whatever rows are, such as tensors with slopes
+        return copy.copy(rows)
 
 
 def _turned(rows: Rows) -> Rows:
     if isinstance(rows, Tensor):
         return rows.flip(0)
-    if hasattr(rows, "iloc"):
-        return rows.iloc[::-1]
     if isinstance(rows, np.ndarray):
         return rows[::-1].copy()
-    return rows[::-1] if isinstance(rows, list | tuple) else None
+    return rows.iloc[::-1] if hasattr(rows, "iloc") else rows[::-1]
+
+
+def require_alone_on_average(one: Callable[[Rows], object], again: Again, y: Tensor) -> None:
+    """Refuse a model that draws whenever it is called, and whose mean of a row depends on the other rows.
+
+    Each row is asked for in calls of many rows and of few; means that lie apart by more than six standard errors are
+    two, as by rows that are centred or scaled by those of their call.
+
+    Args:
+        one: the model.
+        again: rows to ask it for.
+        y: labels, int64, or real targets [n].
+
+    Raises:
+        AssumptionError: when it is so.
+    """
+    parts = again.parts[:_BRIEF]
+    if not parts:
+        return
+    count = sum(map(len, parts))
+    many, few = [], []
+    for _ in range(_DRAWS):
+        whole = _said(one, again.first, y[: again.rows])
+        answers = [_said(one, part, y[at : at + len(part)]) for at, part in _placed(parts)]
+        told = [each for each in (whole, *answers) if isinstance(each, Tensor)]
+        if len(told) <= len(parts) or len({each.dim() for each in told}) > 1:
+            return  # of errors and of shapes the losses will say
+        many.append(_plain(told[0][:count]))
+        few.append(_plain(torch.cat(told[1:])))
+    if any(each.shape != many[0].shape for each in (*many, *few)):
+        return
+    one_way, other = torch.stack(many), torch.stack(few)
+    error = ((one_way.var(0) + other.var(0)) / _DRAWS).sqrt()
+    apart = (one_way.mean(0) - other.mean(0)).abs()
+    if bool((apart > 6.0 * error + _FAR * one_way.std().nan_to_num(0.0)).any()):
+        what = (
+            f"a model must answer a row by itself, and its draws have other means where only {len(parts[0])} are there"
+        )
+        raise AssumptionError(what, hint=f"{_FITTED_BEFORE}; batch norms in evaluation mode")
+
+
+def _plain(said: Tensor) -> Tensor:
+    """Probabilities of log probabilities [n, C]; labels and numbers as they are, float64."""
+    return said.double().exp() if said.dim() == 2 else said.double()
 
 
 def differ(said: Tensor, again: Tensor) -> bool:

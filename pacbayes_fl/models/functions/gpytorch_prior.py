@@ -39,6 +39,7 @@ class _Parts(nn.Module):
         self.likelihood = likelihood  # before the others: theta begins with what makes the noise
         self.mean = mean
         self.kernel = kernel
+        self.diagonal = True  # whether the kernel takes its own
 
     def observed(self, f: Tensor, x: Tensor) -> Normal:
         """Distribution of targets given f(x) [*, N] at x [*, N, d], if it is normal around it with a noise per row."""
@@ -72,6 +73,9 @@ class _Parts(nn.Module):
             std: Tensor = given.scale.expand(given.batch_shape)
             return std.square()
         if part == "variance":
+            if not self.diagonal:
+                whole: Tensor = self.kernel(x, x).to_dense()
+                return whole.diagonal(dim1=-2, dim2=-1)
             variance: Tensor = self.kernel(x, x, diag=True)
             return variance
         covariance: Tensor = self.kernel(x, other).to_dense()
@@ -269,6 +273,7 @@ class GPyTorchPrior(FunctionModel):
 
     def _broadcasts(self) -> bool:
         theta = torch.arange(4.0 * self.dim, dtype=torch.float64).sin().view(2, 2, self.dim)
+        self._parts.diagonal = self._takes_diagonals(theta[0, 0])
         x = inputs(6, self.input_dim).view(2, 3, self.input_dim)
         try:
             one = [self._functional(part, theta[0, 0], x[0], x[0]) for part in ("mean", "covariance", "variance")]
@@ -288,13 +293,26 @@ class GPyTorchPrior(FunctionModel):
             try:
                 together = self._call(part, theta, x, x)
                 single = self._functional(part, theta[1, 0], x[1], x[1])
-            except RuntimeError:
+            except (RuntimeError, ValueError, IndexError, TypeError):
                 return False
             if (
                 together.shape[:2] != (2, 2)
                 or not torch.allclose(together[0, 0], alone)
                 or not torch.allclose(together[1, 0], single)
             ):
+                return False
+        return True
+
+    def _takes_diagonals(self, theta: Tensor) -> bool:
+        """Whether the kernel's own diagonal is that of its matrix: of sums over d features it is another of d rows."""
+        for rows in sorted({1, 2, 3, 5, self.input_dim}):
+            x = inputs(rows, self.input_dim)
+            try:
+                own, matrix = (self._functional(part, theta, x, x) for part in ("variance", "covariance"))
+                expected = matrix.diagonal(dim1=-2, dim2=-1)
+                if own.shape != expected.shape or not torch.allclose(own, expected, rtol=1e-4, equal_nan=True):
+                    return False
+            except (RuntimeError, IndexError, ValueError, TypeError):
                 return False
         return True
 

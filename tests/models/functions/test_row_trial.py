@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from gpytorch.constraints import GreaterThan, Interval
-from gpytorch.kernels import InducingPointKernel, Kernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import AdditiveStructureKernel, InducingPointKernel, Kernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.means import Mean, ZeroMean
 from torch import Tensor, nn
 from torch.distributions import Normal
+from torch.nn.utils.parametrizations import spectral_norm
 
 from pacbayes_fl.errors import ShapeError, StudyError
 from pacbayes_fl.models.functions.gpytorch_prior import GPyTorchPrior
@@ -80,6 +81,12 @@ def noisy(x: Tensor) -> Tensor:
         (ZeroMean(), Deep(nn.BatchNorm1d(4)), r"^kernel\.layers\.1 \(BatchNorm1d\) is in training mode"),
         (Network(nn.Dropout(0.1)), RBFKernel(), r"^mean\.layers\.1 \(Dropout\) .*: it gives other values every time"),
         (ZeroMean(), Deep(nn.Dropout(0.1)), r"^kernel\.layers\.1 \(Dropout\) is in training mode"),
+        (
+            ZeroMean(),
+            Deep(spectral_norm(nn.Linear(4, 4))),
+            r"^kernel\.layers\.1\.parametrizations\.weight\.0 \(_SpectralNorm\) is in training mode",
+        ),
+        (Network(squeeze=lambda y: y.squeeze(-1).log()), RBFKernel(), "^mean is no finite number at some inputs"),
         (Network(squeeze=noisy), RBFKernel(), "^mean gives other values every time that it is called"),
         (
             ZeroMean(),
@@ -91,6 +98,43 @@ def noisy(x: Tensor) -> Tensor:
 def test_rows_that_do_not_stand_for_themselves_are_refused(mean: Mean, kernel: Kernel, said: str) -> None:
     with pytest.raises(StudyError, match=said):
         GPyTorchPrior(mean, kernel, 2)
+
+
+@pytest.mark.parametrize("features", [1, 2, 3, 5])
+def test_sums_over_features_are_taken_whatever_the_number_of_rows(features: int) -> None:
+    """GPyTorch's own diagonal of such a kernel fails where there are as many rows as features."""
+    prior = GPyTorchPrior(ZeroMean(), AdditiveStructureKernel(RBFKernel(), features), features)
+    theta = prior.location().view(1, 1, -1).expand(2, 3, -1)
+    for rows in range(1, 7):
+        x = inputs(2 * rows, features).view(2, rows, features)
+        expected = prior.covariance(theta, x).diagonal(dim1=-2, dim2=-1)
+        torch.testing.assert_close(prior.variance(theta, x), expected)
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(2).eval(), nn.Unflatten(1, (2,))])
+def test_means_of_flat_rows_alone_are_called_one_by_one(layer: nn.Module) -> None:
+    class Flat(Mean):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(layer, nn.Linear(2, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.layers(x).squeeze(-1)
+            return y
+
+    assert not GPyTorchPrior(Flat(), RBFKernel(), 2).batched
+
+
+class Rounded(Mean):
+    """A mean that is computed in float32, and cancels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = (torch.sin(x.float() @ torch.ones(2, 64)).tanh() @ torch.linspace(-1, 1, 64)).to(x)
+        return y + x[..., 0]
+
+
+def test_rounding_of_a_part_is_no_other_value() -> None:
+    assert GPyTorchPrior(Rounded(), RBFKernel(), 2).batched
 
 
 def test_a_noise_by_the_other_rows_is_refused() -> None:
