@@ -88,7 +88,7 @@ def require_fixed(one: Callable[[Rows], object], again: Again, said: Tensor, y: 
         rows = rows.iloc[-again.rows :] if hasattr(rows, "iloc") else rows[-again.rows :]
     turned = _said(one, rows, y[: len(rows)].flip(0))
     if isinstance(turned, Tensor) and differ(said[: len(rows)], turned.flip(0)):
-        raise _refusal(one, again, known if len(y) == again.rows else None, labels, None)
+        raise _refusal(one, again, said, y, None)
     failed: Exception | None = None
     for pieces in (again.parts[:_BRIEF] if brief else again.parts, again.halves):
         answers = [_said(one, part, labels[at : at + len(part)]) for at, part in _placed(pieces)]
@@ -97,7 +97,7 @@ def require_fixed(one: Callable[[Rows], object], again: Again, said: Tensor, y: 
             continue
         told = torch.cat([each for each in answers if isinstance(each, Tensor)]) if answers else known[:0]
         if answers and differ(known[: len(told)], told):
-            raise _refusal(one, again, known if len(y) == again.rows else None, labels, len(pieces[0]))
+            raise _refusal(one, again, said, y, len(pieces[0]))
         return
     count = len(again.halves[0])
     what = f"a predictor must answer a row by itself, and of {count} of the {len(y)} rows this one gives an error"
@@ -114,10 +114,12 @@ def _placed(pieces: Sequence[Rows]) -> Iterator[tuple[int, Rows]]:
 
 
 def _refusal(
-    one: Callable[[Rows], object], again: Again, known: Tensor | None, y: Tensor, count: int | None
+    one: Callable[[Rows], object], again: Again, said: Tensor, y: Tensor, count: int | None
 ) -> AssumptionError:
     """Say whether a predictor draws, or looks at other rows."""
-    calls = [known, *(_said(one, again.first, y) for _ in range(_CALLS))]
+    calls = [_said(one, again.first, y[: again.rows]) for _ in range(_CALLS)]
+    if len(said) == again.rows:  # which were all rows, asked for in the same order
+        calls = [said, *calls]
     told = [each for each in calls if isinstance(each, Tensor)]
     if any(differ(told[0], each) for each in told[1:]):
         what = "a predictor must say the same at every call, and this one draws whenever it is asked"

@@ -128,18 +128,15 @@ def check(method: AnyMethod, message: AnyTree, clients: int, plan: FederationPla
     if plan.aggregate == "mean":
         return
     method.check_robust(plan.rule)
-    many, most = plan.faulty or 0, majority(plan.suspects)
-    if plan.rule.clips and clients < majority(many):
-        what = f"aggregate = {plan.rule.name!r} with {many} faulty needs {majority(many)} clients, got {clients}"
-        raise StudyError(what, hint="lower federation.faulty: of half of the clients or more no median is the others'")
     drawn = min(clients, plan.cohort or clients)
-    joined, least = method.fewest_joined(drawn), plan.rule.needs(plan.suspects)
-    if joined < least:
-        what = (
-            f"aggregate = {plan.rule.name!r} with {plan.suspects} faulty needs {least} clients in a round, got {joined}"
-        )
-        other = ", or take federation.aggregate = 'clipped'" if clients >= most else ""
-        raise StudyError(what, hint=f"lower federation.faulty{other}")
+    if (wanting := _wanting(plan, clients, method.fewest_joined(drawn))) is not None:
+        hint = "lower federation.faulty"
+        if plan.rule.clips:
+            hint = f"{hint}: of half of the clients or more no median is the others'"
+        elif clients >= majority(plan.suspects):
+            hint = f"{hint}, or take federation.aggregate = 'clipped'"
+        what = f"aggregate = {plan.rule.name!r} with {plan.suspects} faulty {wanting}"
+        raise StudyError(what, hint=hint)
     leaves = list(tensors.leaves(message).values())
     needed = _COPIES * 8 * drawn * sum(leaf.numel() for leaf in leaves)
     if needed > (there := _memory(leaves[0].device)):
@@ -148,6 +145,15 @@ def check(method: AnyMethod, message: AnyTree, clients: int, plan: FederationPla
             f"{what}, about {needed / 1e9:.3g} GB of {there / 1e9:.3g}, which federation.chunk does not divide",
             hint="lower federation.cohort, or take federation.aggregate = 'mean'",
         )
+
+
+def _wanting(plan: FederationPlan, clients: int, joined: int) -> str | None:
+    """Say how many clients an aggregate needs for its faulty ones that a federation, or a round of it, has not."""
+    if plan.rule.clips and plan.faulty is not None and clients < (least := majority(plan.faulty)):
+        return f"needs {least} clients, got {clients}"  # rounds before count too, so that a round may have fewer
+    if joined < (least := plan.rule.needs(plan.suspects)):
+        return f"needs {least} clients in a round, got {joined}"
+    return None
 
 
 def affordable(method: AnyMethod, clients: int, plan: FederationPlan) -> FederationPlan:
@@ -161,11 +167,11 @@ def affordable(method: AnyMethod, clients: int, plan: FederationPlan) -> Federat
     Returns:
         The plan with as many faults as the rule takes among these, and with the mean where it takes none.
     """
-    joined, asked = method.fewest_joined(min(clients, plan.cohort or clients)), plan.faulty is not None
+    joined = method.fewest_joined(min(clients, plan.cohort or clients))
     for faulty in range(plan.suspects, -1, -1):
-        outvoted = asked and plan.rule.clips and clients < majority(faulty)
-        if plan.rule.needs(faulty) <= joined and not outvoted:
-            return plan if faulty == plan.suspects else replace(plan, faulty=faulty)
+        lowered = plan if faulty == plan.suspects else replace(plan, faulty=faulty)
+        if _wanting(lowered, clients, joined) is None:
+            return lowered
     return replace(plan, aggregate="mean", faulty=None, clip_multiple=None)
 
 

@@ -257,9 +257,8 @@ def _scaled_rows(
     used: Scaling, inputs: Tensor, dtype: torch.dtype | None, batch: ClientBatch, own: slice | Tensor
 ) -> ClientBatch:
     """Scale rows of some clients of a group."""
-    return _brought(batch, Scaling(*(leaf[own] for leaf in used)), inputs[own] if inputs.numel() else inputs).to(
-        dtype=dtype
-    )
+    summaries = inputs[own] if inputs.numel() else inputs
+    return _brought(batch, Scaling(*(leaf[own] for leaf in used)), summaries).to(dtype=dtype)
 
 
 def _brought(batch: ClientBatch, used: Scaling, inputs: Tensor) -> ClientBatch:
